@@ -1,0 +1,55 @@
+# Works with GNU make 3.81 (macOS) and later, and any POSIX shell.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
+
+.PHONY: help demo test test-slow lint format clean
+
+help: ## what can be made (this text)
+	@echo "ATLAS: make TARGET. The first target that needs it sets up $(VENV); later ones install nothing."
+	@echo
+	@grep -E '^[a-z-]+:.* ## ' Makefile | sed 's/:.* ## /|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo
+	@echo "Another Python: make demo PYTHON=python3.12 (3.11 or later; remove $(VENV) first to change it)."
+
+demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, print the table
+	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/atlas demo
+
+test: lint ## everything that has to hold: style, types, all tests but the slow ones
+	$(PYTEST) -n $(WORKERS)
+
+test-slow: $(VENV)/.dev ## the tests that need the full data or minutes of time
+	$(PYTEST) -m slow --timeout 7200
+
+lint: $(VENV)/.dev ## style and types, nothing changed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev ## put the style right
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what make and the tests wrote; runs/ stays
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written last, so an interrupted install starts again.
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "ATLAS needs Python 3.11 or later, and '$(PYTHON)' is not that:" \
+	    "install one and name it, for example: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: $(VENV)/.created pyproject.toml constraints.txt
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e '.[dev]'
+	@touch $@
