@@ -1,0 +1,108 @@
+"""Models by name: `build("wrn-28-8", num_classes=10, shape=(3, 32, 32), seed=0)`.
+
+Every model maps images [B, C, H, W] in [0, 1] to logits [B, num_classes] and can be differentiated twice
+with respect to its input, as the Jacobian term needs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import nn
+
+from atlas.errors import UsageError, unknown
+from atlas.models.cnn import Shape, cnn, cnn_small
+from atlas.models.normalize import Normalize
+from atlas.models.own import own
+from atlas.models.preact_resnet import preact_resnet18
+from atlas.models.wrn import wrn
+
+__all__ = ["MODELS", "Entry", "Normalize", "build", "count_parameters"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A registered model: what makes it, the smallest height and width it takes, one line about it."""
+
+    make: Callable[[int, Shape], nn.Module]
+    smallest: int
+    description: str
+
+
+def _wrn(depth: int, width: int, description: str) -> Entry:
+    return Entry(partial(wrn, depth, width), smallest=4, description=description)
+
+
+MODELS = {
+    "cnn": Entry(cnn, 4, "2 conv (32 and 64, 5x5), fc 1024: the paper's network for MNIST"),
+    "cnn-small": Entry(cnn_small, 4, "2 conv (16 and 32, 4x4 stride 2), fc 100: quick on a CPU"),
+    "preact-resnet18": Entry(preact_resnet18, 8, "pre-activation ResNet-18, 64 to 512 channels"),
+    "wrn-10-1": _wrn(10, 1, "the smallest wide residual network; wrn-D-K works for every D = 6n + 4 and K"),
+    "wrn-16-2": _wrn(16, 2, "a wide residual network that a CPU can train"),
+    "wrn-28-8": _wrn(28, 8, "the paper's network for CIFAR-10 and CIFAR-100"),
+}
+
+
+def build(
+    name: str,
+    num_classes: int = 10,
+    shape: Sequence[int] = (1, 28, 28),
+    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """The model called `name`, with weights that are a function of `seed`, on the CPU, in training mode.
+
+    `name` is one of `MODELS`, `wrn-D-K`, or `module.path:factory` for a user's own; `shape` is (C, H, W);
+    `normalize` is (mean, std), each one number a channel, and becomes the first layer. The global random
+    state is as before, so building a model moves nothing else.
+    """
+    size = _checked(num_classes, shape)
+    # The CPU's own generator, on the CPU, whatever the default device: the same weights everywhere.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model = own(name, num_classes, size) if ":" in name else _registered(name, num_classes, size)
+    return model if normalize is None else _normalized(model, size[0], *normalize)
+
+
+def count_parameters(model: nn.Module) -> int:
+    """How many numbers the parameters hold; shared ones count once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _checked(num_classes: int, shape: Sequence[int]) -> Shape:
+    if num_classes < 2:
+        raise UsageError(f"num_classes is {num_classes}; a classifier needs 2 or more")
+    if len(shape) != 3 or min(shape) < 1:
+        raise UsageError(f"shape is {tuple(shape)}; wanted (channels, height, width), such as (3, 32, 32)")
+    channels, height, width = shape
+    return channels, height, width
+
+
+def _registered(name: str, num_classes: int, shape: Shape) -> nn.Module:
+    wide = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    if wide:
+        entry = _wrn(int(wide[1]), int(wide[2]), "")
+    elif name in MODELS:
+        entry = MODELS[name]
+    else:
+        raise UsageError(f"{unknown('model', name, MODELS)}, wrn-D-K, or your own as module.path:factory")
+    if min(shape[1:]) < entry.smallest:
+        raise UsageError(
+            f"model {name!r} needs images of {entry.smallest}x{entry.smallest} or more and got shape {shape}"
+            " (channels, height, width): enlarge the images or choose a model with fewer halvings"
+        )
+    return entry.make(num_classes, shape)
+
+
+def _normalized(model: nn.Module, channels: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
+    if len(mean) != channels:
+        raise UsageError(
+            f"normalize has mean {list(mean)} and std {list(std)}, and the images have {channels} channels: "
+            "give one number a channel"
+        )
+    return nn.Sequential(OrderedDict(normalize=Normalize(mean, std), net=model))
