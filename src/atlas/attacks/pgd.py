@@ -1,0 +1,93 @@
+"""Projected gradient descent (Madry et al. 2018) and its one-step form, FGSM from a random start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from atlas.attacks.attack import Attack, State
+from atlas.attacks.frozen import Model
+from atlas.errors import UsageError, choose, unknown
+from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
+from atlas.rng import Rng
+from atlas.threat import Threat
+
+STARTS = ("uniform", "gaussian", "clean")
+GAUSSIAN_START = 0.001
+"""TRADES starts at x + 0.001 N(0, 1): at x itself the gradient of its KL objective is exactly 0."""
+
+
+@dataclass(frozen=True)
+class PGD(Attack):
+    """x' <- project(x' + step * steepest direction of the objective), `steps` times.
+
+    The step is `step_size` in pixels, or `relative_step` in units of eps (which follows a growing eps),
+    or, with neither, 2.5 eps / steps. With `decay` it falls linearly to 0 over the steps.
+
+    `clip_start=False` takes the first gradient at a start that may lie outside the pixel box, as the
+    original one-step training on MNIST does (Wong et al. 2020); later points are always in the box.
+    """
+
+    steps: int = 20
+    step_size: float | None = None
+    relative_step: float | None = None
+    restarts: int = 1
+    objective: str = "ce"
+    start_at: Literal["uniform", "gaussian", "clean"] = "uniform"
+    clip_start: bool = True
+    decay: bool = False
+
+    def __post_init__(self) -> None:
+        choose("objective", self.objective, ATTACK_OBJECTIVES)
+        if self.start_at not in STARTS:
+            raise unknown("start", self.start_at, STARTS)
+        if self.steps < 1 or self.restarts < 1:
+            raise UsageError(f"steps is {self.steps}, restarts is {self.restarts}; wanted 1 or more of each")
+        if self.step_size is not None and self.relative_step is not None:
+            raise UsageError("got step_size (pixels) and relative_step (units of eps); give one of them")
+        for size in (self.step_size, self.relative_step):
+            if size is not None and not 0 < size < float("inf"):
+                raise UsageError(f"the step is {size}; wanted a number above 0")
+
+    def start(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> State:
+        step = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        logits = None
+        if self.objective in NEEDS_CLEAN_LOGITS:
+            with torch.no_grad():
+                logits = model(x)
+        return State(x, y, self._starting_point(x, threat, rng), step, logits)
+
+    def _starting_point(self, x: Tensor, threat: Threat, rng: Rng) -> Tensor:
+        if self.start_at == "clean":
+            return x.clone()
+        if self.start_at == "gaussian":
+            return threat.project(x + GAUSSIAN_START * rng.normal(x.shape[1:], x.dtype), x)
+        return threat.random_start(x, rng, clip=self.clip_start)
+
+    def advance(self, model: Model, state: State, threat: Threat) -> tuple[State, Tensor]:
+        x_adv = state.x_adv.detach().requires_grad_()
+        with torch.enable_grad():
+            logits_adv = model(x_adv)
+            (gradient,) = torch.autograd.grad(self.loss(logits_adv, state).sum(), x_adv)
+        moved = threat.ascend(state.x_adv, gradient, self._step_length(state, threat))
+        x_adv = threat.project(moved, state.x)
+        return replace(state, x_adv=x_adv, step=state.step + 1), logits_adv.detach()
+
+    def loss(self, logits_adv: Tensor, state: State) -> Tensor:
+        return ATTACK_OBJECTIVES[self.objective](logits_adv, state.y, state.logits)
+
+    def _step_length(self, state: State, threat: Threat) -> Tensor | float:
+        relative = self.relative_step or 2.5 / self.steps
+        size = self.step_size if self.step_size is not None else relative * threat.eps
+        return size * (1 - state.step / self.steps) if self.decay else size
+
+
+@dataclass(frozen=True)
+class FGSM(PGD):
+    """One step of 1.25 eps from a uniform start in the ball, projected (Sec. 4 and App. B)."""
+
+    steps: int = field(default=1, init=False)
+    relative_step: float | None = 1.25

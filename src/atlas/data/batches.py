@@ -1,0 +1,73 @@
+"""The split into training and validation images, and the batches of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from atlas.data.augment import Augment
+from atlas.data.images import Batch, Images, to_float
+from atlas.errors import DataError, UsageError
+from atlas.rng import Rng
+
+
+def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]:
+    """(training, validation) images: a random part of `size` images, by seed, is set aside to validate.
+
+    `size` is a count, or a share of the set if it is below 1. Both parts keep the order of the set.
+    """
+    count = round(size * len(images)) if 0 < size < 1 else int(size)
+    if count != size and size >= 1 or not 0 < count < len(images):
+        raise DataError(
+            f"validation size: got {size} of {len(images)} images; wanted a count, or a share below 1, that leaves "
+            "at least one image on each side"
+        )
+    order = _shuffled(images, seed, "split")
+    return images.subset(order[count:].sort().values), images.subset(order[:count].sort().values)
+
+
+def num_batches(n: int, batch_size: int) -> int:
+    """How many batches `batches` makes of n images."""
+    if batch_size < 1:
+        raise UsageError(f"batch size: got {batch_size}; wanted 1 or more")
+    full, left = divmod(n, batch_size)
+    return full + (left > 1 or full == 0)
+
+
+def batches(
+    images: Images,
+    batch_size: int,
+    *,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    augment: Augment | None = None,
+    device: torch.device | str = "cpu",
+    first: int = 0,
+) -> Iterator[Batch]:
+    """The batches of one epoch, from number `first` on; those before it cost nothing.
+
+    Their order is a pure function of (seed, epoch), and so is the augmentation of each example, so an epoch
+    that was broken off goes on as if it had not been. The last batch may be shorter, but a single image left
+    over joins the batch before it, because BatchNorm refuses a batch of one.
+    """
+    count = num_batches(len(images), batch_size)
+    if not 0 <= first <= count:
+        raise UsageError(f"first batch: got {first}; wanted 0 to {count}")
+    order = _shuffled(images, seed, "order", epoch) if shuffle else torch.arange(len(images))
+    for number in range(first, count):
+        stop = len(images) if number == count - 1 else (number + 1) * batch_size
+        index = order[number * batch_size : stop]
+        ids, y = images.ids[index].to(device), images.y[index].to(device)
+        x = images.x[index].to(device)
+        if augment is not None:
+            x = augment(x, Rng.lanes(seed, ids).fold("augment", epoch))
+        yield Batch(ids, to_float(x), y)
+
+
+def _shuffled(images: Images, seed: int, *purpose: int | str) -> Tensor:
+    """A random order of the set: each example draws a key by its id, and the keys are sorted."""
+    keys = Rng.lanes(seed, images.ids).fold(*purpose).bits(())
+    return keys.argsort(stable=True)

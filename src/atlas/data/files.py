@@ -1,0 +1,49 @@
+"""Files known by their content: length and digest are tested before anybody parses them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from atlas.errors import DataError
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's name, its length in bytes, and its published MD5 or its sha256 (which is used if known)."""
+
+    name: str
+    size: int
+    md5: str = ""
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest that is tested, with its kind: "sha256:..." or "md5:..."."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}"
+
+    def check(self, data: bytes, where: str) -> bytes:
+        """`data` if it is this file, to the bit."""
+        self.check_size(len(data), where)
+        kind, _, expected = self.digest.partition(":")
+        found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+        if found != expected:
+            raise DataError(f"{where}: altered: expected {kind} {expected}, found {found}; {GET_AGAIN}")
+        return data
+
+    def check_size(self, size: int, where: str) -> None:
+        if size != self.size:
+            raise DataError(f"{where}: expected {self.size} bytes, found {size}; {GET_AGAIN}")
+
+    def read(self, folder: Path) -> bytes:
+        """The content of this file in `folder`, length tested before it is read and digest after."""
+        path = folder / self.name
+        try:
+            self.check_size(path.stat().st_size, str(path))
+            return self.check(path.read_bytes(), str(path))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); {GET_AGAIN}") from error
+
+
+GET_AGAIN = "nothing was changed; move the file away and run `atlas data fetch`, or point to another folder"

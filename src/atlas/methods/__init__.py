@@ -1,0 +1,36 @@
+"""Training methods, as values: ``Atlas(alpha=2e-4, beta=5.0, attack=FGSM())``."""
+
+from collections.abc import Callable
+
+from atlas.methods.adv import Adv
+from atlas.methods.atlas import Atlas, atlas_g, atlas_l
+from atlas.methods.jac import Jac
+from atlas.methods.method import Method, Terms
+from atlas.methods.natural import Natural
+from atlas.methods.trades import Trades, TradesJac
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "natural": Natural,
+    "jac": Jac,
+    "adv": Adv,
+    "trades": Trades,
+    "atlas": Atlas,
+    "atlas_l": atlas_l,
+    "atlas_g": atlas_g,
+    "trades_jac": TradesJac,
+}
+"""Every method by its name in a configuration."""
+
+__all__ = [
+    "METHODS",
+    "Adv",
+    "Atlas",
+    "Jac",
+    "Method",
+    "Natural",
+    "Terms",
+    "Trades",
+    "TradesJac",
+    "atlas_g",
+    "atlas_l",
+]

@@ -1,0 +1,23 @@
+"""Adversarial training (Madry et al. 2018); with FGSM, the fast form of Wong et al. 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atlas.attacks import FGSM, Attack, Model
+from atlas.methods.method import Method, Terms
+from atlas.objectives import cross_entropy
+from atlas.rng import Rng
+
+
+@dataclass(frozen=True)
+class Adv(Method):
+    """CE(x')."""
+
+    attack: Attack = FGSM()
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        logits_adv = model(x_adv)
+        return Terms({"ce": cross_entropy(logits_adv, y)}, logits_adv)

@@ -1,0 +1,47 @@
+"""ATLAS: adversarial training via local stability (the paper's method), and its two halves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from atlas.attacks import FGSM, Attack, Model
+from atlas.methods.method import Method, Terms, local_terms
+from atlas.objectives import Projections, kl
+from atlas.rng import Rng
+
+
+@dataclass(frozen=True)
+class Atlas(Method):
+    """Eq. (2) and (12): CE(x') + alpha ||J(x')||_F^2 + beta KL(p(x') || p(x)).
+
+    The local part asks for a large robust ball around the adversary x'; the global part joins it to the
+    ball around x. TRADES centres both on x and has the KL the other way round.
+    """
+
+    alpha: float
+    beta: float
+    attack: Attack = FGSM()
+    projections: Projections = 1
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"jac": self.alpha, "kl": self.beta}
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        losses, logits_adv = local_terms(model, x_adv, y, self.alpha, self.projections, rng)
+        if self.beta:
+            losses = losses | {"kl": kl(logits_adv, model(x))}
+        return Terms(losses, logits_adv)
+
+
+def atlas_l(alpha: float, attack: Attack = FGSM(), projections: Projections = 1) -> Atlas:
+    """Eq. (18), the local half: CE(x') + alpha ||J(x')||_F^2."""
+    return Atlas(alpha, 0.0, attack, projections)
+
+
+def atlas_g(beta: float, attack: Attack = FGSM()) -> Atlas:
+    """Eq. (19), the global half: CE(x') + beta KL(p(x') || p(x))."""
+    return Atlas(0.0, beta, attack)

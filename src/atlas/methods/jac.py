@@ -1,0 +1,29 @@
+"""Zero-step JAC: a Jacobian penalty at the clean image (Jakubovitz and Giryes; Hoffman et al.)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from atlas.attacks import Attack, Model
+from atlas.methods.method import Method, Terms, local_terms
+from atlas.objectives import Projections
+from atlas.rng import Rng
+
+
+@dataclass(frozen=True)
+class Jac(Method):
+    """CE(x) + alpha ||J(x)||_F^2."""
+
+    alpha: float = 0.5
+    projections: Projections = 1
+    attack: Attack | None = field(default=None, init=False)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"jac": self.alpha}
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        return local_terms(model, x, y, self.alpha, self.projections, rng)

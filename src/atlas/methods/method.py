@@ -1,0 +1,94 @@
+"""What a training method is: its weights, the attack that it trains on, and the terms of its loss.
+
+A method never steps an optimiser, changes the model's mode or picks eps. To add one, write a file beside
+this one and a line in the registry (`atlas.methods.METHODS`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, NamedTuple
+
+from torch import Tensor
+
+from atlas.attacks import Attack, BatchNormMode, Model
+from atlas.errors import UsageError
+from atlas.objectives import Projections, cross_entropy, logits_and_squared_jacobian
+from atlas.rng import Rng
+from atlas.threat import Threat
+
+
+class Terms(NamedTuple):
+    """A method's loss on a batch, before it is weighed."""
+
+    losses: dict[str, Tensor]
+    """Per-example terms [B] by name; "ce" first."""
+    logits: Tensor
+    """f on the images that are trained on (x_adv, where there is one), [B, C]."""
+
+
+def local_terms(
+    model: Model, x: Tensor, y: Tensor, alpha: float, projections: Projections, rng: Rng
+) -> Terms:
+    """Eq. (6) at the centre x: CE(x) and, unless alpha is 0, ||J(x)||_F^2, from one forward pass."""
+    if not alpha:
+        logits = model(x)
+        return Terms({"ce": cross_entropy(logits, y)}, logits)
+    logits, jac = logits_and_squared_jacobian(model, x, rng, projections)
+    return Terms({"ce": cross_entropy(logits, y), "jac": jac}, logits)
+
+
+class Method(ABC):
+    """Base of all methods. Subclasses are frozen dataclasses."""
+
+    attack: Attack | None
+    """How x_adv is made; None where the method trains on x alone."""
+    objective: ClassVar[str] = "ce"
+    """What the method's attack climbs unless it is told otherwise."""
+
+    def __post_init__(self) -> None:
+        for name, weight in self.weights.items():
+            if not 0 <= weight < float("inf"):
+                raise UsageError(f"{type(self).__name__}: the weight of {name} is {weight}; wanted 0 or more")
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each term but "ce", whose weight is 1."""
+        return {}
+
+    @abstractmethod
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        """The terms of the loss. A term whose weight is 0 is not computed."""
+
+    def craft(
+        self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
+    ) -> Tensor:
+        """The images to train on: x_adv, or x itself where the method has no attack."""
+        return self.attack.craft(model, x, y, threat, rng, mode) if self.attack else x
+
+    def weigh(self, losses: Mapping[str, Tensor], ramp: float = 1.0) -> Tensor:
+        """The mean over the batch of CE + ramp * (the other terms by their weights), a scalar.
+
+        `ramp` is eps_now / eps_final: alpha and beta grow with eps (App. A.3).
+        """
+        total = losses["ce"].mean()
+        for name, weight in self.weights.items():
+            if name in losses:
+                total = total + ramp * weight * losses[name].mean()
+        return total
+
+    def loss(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        *,
+        threat: Threat,
+        rng: Rng,
+        ramp: float = 1.0,
+        mode: BatchNormMode = "eval",
+    ) -> Tensor:
+        """The whole loss of a batch, for use in any training loop: a scalar to call backward() on."""
+        x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
+        return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)

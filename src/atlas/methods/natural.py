@@ -1,0 +1,23 @@
+"""Training on clean images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from atlas.attacks import Attack, Model
+from atlas.methods.method import Method, Terms
+from atlas.objectives import cross_entropy
+from atlas.rng import Rng
+
+
+@dataclass(frozen=True)
+class Natural(Method):
+    """CE(x)."""
+
+    attack: Attack | None = field(default=None, init=False)
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        logits = model(x)
+        return Terms({"ce": cross_entropy(logits, y)}, logits)

@@ -1,0 +1,55 @@
+"""TRADES (Zhang et al. 2019) and its union with JAC, the paper's TradesJac (App. D.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from atlas.attacks import FGSM, Attack, Model
+from atlas.methods.method import Method, Terms, local_terms
+from atlas.objectives import Projections, kl
+from atlas.rng import Rng
+
+
+@dataclass(frozen=True)
+class TradesJac(Method):
+    """CE(x) + alpha ||J(x)||_F^2 + beta KL(p(x) || p(x')).
+
+    The accuracy on training adversaries is taken from f(x'), which the KL term needs anyway.
+    """
+
+    alpha: float = 2e-4
+    beta: float = 0.5
+    attack: Attack = FGSM(objective="kl")
+    projections: Projections = 1
+    objective: ClassVar[str] = "kl"
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"jac": self.alpha, "kl": self.beta}
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        losses, logits = local_terms(model, x, y, self.alpha, self.projections, rng)
+        if not self.beta:
+            return Terms(losses, logits)
+        logits_adv = model(x_adv)
+        return Terms(losses | {"kl": kl(logits, logits_adv)}, logits_adv)
+
+
+@dataclass(frozen=True)
+class Trades(Method):
+    """CE(x) + beta KL(p(x) || p(x'))."""
+
+    beta: float = 1.0
+    attack: Attack = FGSM(objective="kl")
+    objective: ClassVar[str] = "kl"
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"kl": self.beta}
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+        return TradesJac(alpha=0.0, beta=self.beta).terms(model, x, x_adv, y, rng)

@@ -1,0 +1,101 @@
+"""Per-example scalars: what methods minimise and attacks maximise. Logits are [B, C], results [B]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from atlas.errors import UsageError
+from atlas.rng import Rng
+
+Projections = int | Literal["exact"]
+
+
+def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
+    """CE(x) = -log p_y(x)."""
+    return F.cross_entropy(logits, y, reduction="none")
+
+
+def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
+    """KL(p || q) = sum_i p_i (log p_i - log q_i), with gradients through both.
+
+    In log space with a log target: with probabilities as the target, a p_i that underflows to 0 would
+    make the gradient NaN.
+    """
+    log_p, log_q = F.log_softmax(logits_p, 1), F.log_softmax(logits_q, 1)
+    return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """max_{i != y} f_i(x) - f_y(x): positive exactly where x is misclassified."""
+    correct = logits.gather(1, y[:, None])
+    others = logits.scatter(1, y[:, None], -torch.inf)
+    return others.amax(1) - correct[:, 0]
+
+
+def squared_jacobian(
+    logits: Tensor, x: Tensor, rng: Rng, projections: Projections = 1, *, create_graph: bool = True
+) -> Tensor:
+    """||J(x)||_F^2 of J = df/dx, with f(x) = `logits`.
+
+    With v uniform on the unit sphere of R^C, C ||v^T J||^2 is unbiased for ||J||_F^2 (Hoffman et al.),
+    and one backward pass gives it whatever C is; `projections` of them are averaged. "exact" takes one
+    backward pass for each class. It is the square, without a factor 1/2 (App. A.1).
+    """
+    classes = logits.shape[1]
+    if projections == "exact":
+        directions = list(torch.eye(classes, dtype=logits.dtype, device=logits.device).unsqueeze(1))
+        scale = 1.0
+    else:
+        if projections < 1:
+            raise UsageError(f"projections is {projections}; wanted a whole number from 1, or 'exact'")
+        directions = [rng.fold("projection", k).sphere(classes, logits.dtype) for k in range(projections)]
+        scale = classes / projections
+    total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
+    for v in directions:
+        (row,) = torch.autograd.grad(
+            logits, x, v.expand_as(logits), create_graph=create_graph, retain_graph=True
+        )
+        total = total + row.square().flatten(1).sum(1)
+    return total * scale
+
+
+def logits_and_squared_jacobian(
+    model: Callable[[Tensor], Tensor], x: Tensor, rng: Rng, projections: Projections = 1
+) -> tuple[Tensor, Tensor]:
+    """f(x) and ||J(x)||_F^2 from one forward pass, in full precision even under autocast.
+
+    In half precision the second derivatives that train this term are lost in rounding.
+    """
+    x = x.detach().requires_grad_()
+    with torch.autocast(x.device.type, enabled=False):
+        logits = model(x)
+        return logits, squared_jacobian(logits, x, rng, projections)
+
+
+def probe_squared_jacobian(model: nn.Module | Callable[[Tensor], Tensor], x: Tensor, rng: Rng) -> Tensor:
+    """One projection of ||J(x)||_F^2 as a measurement: nothing to differentiate further."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
+        return squared_jacobian(model(x), x, rng, create_graph=False).detach()
+
+
+AttackObjective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+def _kl_from_clean(logits_adv: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
+    assert logits is not None, "the KL objective needs the clean logits"
+    return kl(logits, logits_adv)
+
+
+ATTACK_OBJECTIVES: dict[str, AttackObjective] = {
+    "ce": lambda logits_adv, y, logits: cross_entropy(logits_adv, y),
+    "kl": _kl_from_clean,
+    "margin": lambda logits_adv, y, logits: margin(logits_adv, y),
+}
+"""What an attack may climb, of (logits_adv, y, clean logits): KL(p(x) || p(x')) is TRADES's."""
+NEEDS_CLEAN_LOGITS = frozenset({"kl"})

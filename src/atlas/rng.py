@@ -1,0 +1,111 @@
+"""Random numbers as a pure function of (seed, stream, example, step).
+
+There is no hidden state: batch size, order, worker count and resuming never change what an example
+sees. Each lane (example) of a batch has a 64-bit key; folding a word into a key gives an independent
+stream; element i of a stream is the SplitMix64 finaliser of ``key + (i + 1) * gamma`` (Steele, Lea and
+Flood 2014), computed with integer tensor operations, so every device agrees to the bit.
+
+    rng = Rng.lanes(seed=0, examples=index).fold("attack", epoch)
+    start = rng.fold("start").uniform(x.shape[1:], -eps, eps)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Word = int | str | Tensor
+
+
+def _signed(word: int) -> int:
+    """The int64 with the low 64 bits of `word`."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+_GAMMA = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _xor_shift(z: Tensor, bits: int) -> Tensor:
+    # torch shifts signed integers arithmetically: the mask makes the shift logical.
+    return z.bitwise_xor_((z >> bits).bitwise_and_((1 << (64 - bits)) - 1))
+
+
+def _mix(z: Tensor) -> Tensor:
+    """SplitMix64's finaliser, in place."""
+    _xor_shift(z, 30).mul_(_MIX_1)
+    _xor_shift(z, 27).mul_(_MIX_2)
+    return _xor_shift(z, 31)
+
+
+def _word(value: Word) -> int | Tensor:
+    if isinstance(value, str):
+        digest = hashlib.blake2b(value.encode(), digest_size=8).digest()
+        return _signed(int.from_bytes(digest, "little"))
+    return value.to(torch.int64) if isinstance(value, Tensor) else _signed(value)
+
+
+@dataclass(frozen=True)
+class Rng:
+    """One random stream for each lane. `key`: int64 [B]."""
+
+    key: Tensor
+
+    @classmethod
+    def lanes(cls, seed: int, examples: Tensor) -> Rng:
+        """The root streams of the examples with these indices ([B], any integer type)."""
+        return cls(torch.zeros_like(examples, dtype=torch.int64)).fold(seed, examples)
+
+    @classmethod
+    def batch(cls, size: int, seed: int = 0, step: int = 0, device: torch.device | str = "cpu") -> Rng:
+        """Streams for a batch whose examples have no indices, as in somebody's own loop."""
+        return cls.lanes(seed, torch.arange(size, device=device)).fold(step)
+
+    def fold(self, *words: Word) -> Rng:
+        """Independent streams, named by integers, strings or one integer a lane."""
+        key = self.key.clone()
+        for word in words:
+            key = _mix(key.mul_(_MIX_2).add_(_word(word)).add_(_GAMMA))
+        return Rng(key)
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __getitem__(self, lanes: Tensor | slice) -> Rng:
+        return Rng(self.key[lanes])
+
+    def to(self, device: torch.device | str) -> Rng:
+        return Rng(self.key.to(device))
+
+    def bits(self, shape: Sequence[int]) -> Tensor:
+        """64 random bits an element: int64 [B, *shape]."""
+        count = math.prod(shape)
+        counter = torch.arange(1, count + 1, device=self.key.device).mul_(_GAMMA)
+        return _mix(self.key[:, None] + counter).view(len(self), *shape)
+
+    def uniform(
+        self,
+        shape: Sequence[int],
+        low: float = 0.0,
+        high: float = 1.0,
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Uniform on [low, high), with 24 bits, the same numbers in every dtype: [B, *shape]."""
+        top = (self.bits(shape) >> 40).bitwise_and_((1 << 24) - 1)
+        return top.to(dtype).mul_((high - low) * 2.0**-24).add_(low)
+
+    def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """Standard normal by Box and Muller's transform: [B, *shape]."""
+        radius = (1 - self.fold("radius").uniform(shape, dtype=dtype)).log_().mul_(-2).sqrt_()
+        return self.fold("angle").uniform(shape, 0.0, 2 * math.pi, dtype).cos_().mul_(radius)
+
+    def sphere(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Uniform on the unit sphere of R^size: [B, size]."""
+        return torch.nn.functional.normalize(self.normal((size,), dtype), dim=1)

@@ -1,0 +1,123 @@
+"""Threat models: the ball of radius eps around an image, cut by the pixel box [0, 1].
+
+Nobody else in ATLAS clips. A threat draws random starts, takes steepest steps, projects, measures.
+All tensors are [B, ...] with the example first; eps is in pixel units.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from atlas.errors import UsageError
+from atlas.rng import Rng
+
+TOLERANCE = 1e-6
+"""How far beyond the ball or the box rounding may carry an honest point (seen: 3e-8)."""
+
+
+def _per_example(scalars: Tensor, like: Tensor) -> Tensor:
+    """[B] as [B, 1, ..., 1], to go with `like`."""
+    return scalars.view(-1, *[1] * (like.dim() - 1))
+
+
+@dataclass(frozen=True)
+class Threat(ABC):
+    """What an adversary may do to an image."""
+
+    eps: float
+    largest_eps: ClassVar[float] = math.inf
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.eps) and 0 <= self.eps <= self.largest_eps):
+            wanted = f"a number from 0 to {self.largest_eps}, in pixel units of [0, 1] (say 8/255)"
+            raise UsageError(f"{type(self).__name__}: eps is {self.eps}; wanted {wanted}")
+
+    def at(self, eps: float) -> Self:
+        """The same threat with another radius."""
+        return replace(self, eps=eps)
+
+    def random_start(self, x: Tensor, rng: Rng, *, clip: bool = True) -> Tensor:
+        """A uniform point of the ball around x; with `clip`, moved into the pixel box."""
+        start = x + self.noise(x, rng)
+        return start.clamp_(0, 1) if clip else start
+
+    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """x_adv, moved into the ball around x and then into the box.
+
+        As x lies in the box, the second move never leaves the ball.
+        """
+        return self.project_to_ball(x_adv, x).clamp_(0, 1)
+
+    def contains(self, x_adv: Tensor, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
+        """Whether x_adv is in the ball and in the box, bool [B]."""
+        flat = x_adv.flatten(1)
+        in_box = (flat >= -tolerance).all(1) & (flat <= 1 + tolerance).all(1)
+        return in_box & (self.distance(x_adv, x) <= self.eps + tolerance)
+
+    @abstractmethod
+    def noise(self, x: Tensor, rng: Rng) -> Tensor:
+        """A uniform point of the ball around 0, shaped like x."""
+
+    @abstractmethod
+    def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        """x_adv after a steepest-ascent step of length `size` (a number, or one for each lane)."""
+
+    @abstractmethod
+    def project_to_ball(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """x_adv, moved into the ball around x; a new tensor."""
+
+    @abstractmethod
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        """||x_adv - x|| in the norm of the threat, [B]."""
+
+
+class Linf(Threat):
+    """||x_adv - x||_inf <= eps."""
+
+    largest_eps = 1.0
+
+    def noise(self, x: Tensor, rng: Rng) -> Tensor:
+        return rng.uniform(x.shape[1:], -self.eps, self.eps, x.dtype)
+
+    def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        if isinstance(size, Tensor):
+            size = _per_example(size, x_adv)
+        return x_adv + gradient.sign().mul_(size)
+
+    def project_to_ball(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return torch.clamp(x_adv, x - self.eps, x + self.eps)
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).abs_().flatten(1).amax(1)
+
+
+class L2(Threat):
+    """||x_adv - x||_2 <= eps, the norm over all pixels and channels."""
+
+    def noise(self, x: Tensor, rng: Rng) -> Tensor:
+        size = x[0].numel()
+        direction = rng.fold("direction").sphere(size, x.dtype)
+        radius = rng.fold("length").uniform((1,), dtype=x.dtype) ** (1 / size)
+        return (direction * radius * self.eps).view_as(x)
+
+    def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+        direction = torch.nn.functional.normalize(gradient.flatten(1), eps=1e-30).view_as(gradient)
+        if isinstance(size, Tensor):
+            size = _per_example(size, x_adv)
+        return x_adv + direction.mul_(size)
+
+    def project_to_ball(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        shrink = (self.eps / self.distance(x_adv, x).clamp_min(1e-30)).clamp_max(1)
+        return x + (x_adv - x).mul_(_per_example(shrink, x))
+
+    def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
+        return (x_adv - x).flatten(1).norm(dim=1)
+
+
+THREATS: dict[str, type[Threat]] = {"linf": Linf, "l2": L2}
