@@ -11,8 +11,7 @@ import io
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Collection
-from typing import IO
+from collections.abc import Collection
 
 from atlas.data.files import GET_AGAIN, File
 from atlas.errors import DataError
@@ -31,16 +30,18 @@ def gunzip(data: bytes, file: File, where: str) -> bytes:
     return file.check(raw, f"{where}, unpacked")
 
 
-def untar(data: bytes, folder: str, wanted: Collection[File], known: Collection[File], where: str) -> list[bytes]:
+def untar(
+    data: bytes, folder: str, wanted: Collection[File], known: Collection[File], where: str
+) -> list[bytes]:
     """The `wanted` members of folder/ in a .tar.gz or .tar.xz, in the order asked for.
 
     `known` are all the members that the archive should hold: their lengths bound what is unpacked.
     """
     prefix = f"{folder}/" if folder else ""
     names = {prefix + file.name: file for file in wanted}
-    opener: Callable[..., IO[bytes]] = lzma.open if where.endswith(".xz") else gzip.open
+    packed = io.BytesIO(data)
     try:
-        with opener(io.BytesIO(data)) as stream:
+        with lzma.LZMAFile(packed) if where.endswith(".xz") else gzip.GzipFile(fileobj=packed) as stream:
             capped = _Capped(stream, sum(file.size for file in known) + _HEADERS, where)
             found = _members(capped, names, where)
     except _BROKEN as error:
@@ -60,8 +61,6 @@ def _members(stream: _Capped, names: dict[str, File], where: str) -> dict[str, b
             place = f"{where}: {member.name}"
             if not member.isreg() or member.issparse():
                 raise DataError(f"{place}: expected a plain file, found a link or a special one; {GET_AGAIN}")
-            if member.name in found:
-                raise DataError(f"{place}: expected one member of this name, found two; {GET_AGAIN}")
             file = names[member.name]
             file.check_size(member.size, place)
             content = tar.extractfile(member)
@@ -74,12 +73,14 @@ def _members(stream: _Capped, names: dict[str, File], where: str) -> dict[str, b
 class _Capped:
     """A stream that refuses to give more than `limit` bytes in all."""
 
-    def __init__(self, stream: IO[bytes], limit: int, where: str) -> None:
+    def __init__(self, stream: lzma.LZMAFile | gzip.GzipFile, limit: int, where: str) -> None:
         self.stream, self.left, self.limit, self.where = stream, limit, limit, where
 
     def read(self, size: int) -> bytes:
         data = self.stream.read(min(size, self.left + 1))
         self.left -= len(data)
         if self.left < 0:
-            raise DataError(f"{self.where}: unpacks to more than the {self.limit} bytes expected; {GET_AGAIN}")
+            raise DataError(
+                f"{self.where}: unpacks to more than the {self.limit} bytes expected; {GET_AGAIN}"
+            )
         return data

@@ -21,7 +21,9 @@ def parse_idx(data: bytes, rank: int) -> Tensor:
         raise DataError(f"idx: expected the magic 0 0 {_UINT8} {rank}, found {' '.join(map(str, data[:4]))}")
     shape = struct.unpack(f">{rank}I", data[4:head])
     if len(data) - head != math.prod(shape):
-        raise DataError(f"idx: expected {math.prod(shape)} bytes for shape {list(shape)}, found {len(data) - head}")
+        raise DataError(
+            f"idx: expected {math.prod(shape)} bytes for shape {list(shape)}, found {len(data) - head}"
+        )
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)[head:].view(shape)
 
 

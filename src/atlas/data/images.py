@@ -1,17 +1,15 @@
-"""A labelled set of images in memory, and how a user's own data becomes one."""
+"""A labelled set of images in memory."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from atlas.errors import DataError
 
@@ -49,7 +47,7 @@ class Images:
         _check_x(self.x)
         _check_y(self.y, len(self.x), self.num_classes)
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
-            raise DataError(f"ids: got {_describe(self.ids)}; wanted int64 [{len(self.y)}]")
+            raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
 
     def __len__(self) -> int:
         return len(self.y)
@@ -75,7 +73,7 @@ class Images:
 
     @cached_property
     def _sha256(self) -> str:
-        digest = hashlib.sha256(f"{self.num_classes} {_describe(self.x)}".encode())
+        digest = hashlib.sha256(f"{self.num_classes} {describe(self.x)}".encode())
         for part in (self.x, self.y, self.ids):
             digest.update(part.contiguous().numpy().data)
         return digest.hexdigest()
@@ -91,104 +89,27 @@ def to_float(x: Tensor) -> Tensor:
     return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x.to(torch.float32)
 
 
-def as_images(data: object, num_classes: int | None = None) -> Images:
-    """Any labelled images as `Images`.
-
-    Takes `Images`; a pair (x, y) of tensors or arrays; a torch `Dataset` of pairs; a `DataLoader`, or
-    anything else that yields (x, y) batches. x is [N, C, H, W], or [N, H, W] for gray, as uint8 or as floats
-    in [0, 1], not normalised. `num_classes` is the largest label plus one unless given.
-
-    A Dataset or DataLoader is read **once** into memory: augmentation belongs into `fit`, because here each
-    image would be augmented once and for all. A loader that visits every example once is read in the order
-    of its data set, nothing shuffled and nothing dropped, so that ids mean the same in every run.
-    """
-    if isinstance(data, Images):
-        classes = data.num_classes if num_classes is None else num_classes
-        return Images(data.x, data.y, classes, data.name, data.ids)
-    x, y = data if isinstance(data, tuple) and len(data) == 2 else _read_all(data)
-    x, y = _tensor("x", x), _tensor("y", y)
-    if x.ndim == 3:
-        x = x[:, None]
-    if x.is_floating_point():
-        x = x.to(torch.float32)
-    _check_whole(y)
-    y = y.to(torch.int64)
-    if num_classes is None:
-        num_classes = int(y.max()) + 1 if len(y) else 0
-    return Images(x, y, num_classes)
-
-
-def _read_all(data: object) -> tuple[Tensor, Tensor]:
-    pairs = [(_tensor("x", x), _tensor("y", y)) for x, y in _pairs(data)]
-    if not pairs:
-        raise DataError("the data set is empty; wanted at least one image")
-    if len({x.shape[1:] for x, _ in pairs}) > 1:
-        raise DataError("the images differ in shape; resize them all to one shape first")
-    return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-
-
-def _pairs(data: object) -> Iterator[tuple[Any, Any]]:
-    for batch in _in_order(data):
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise DataError(f"a batch is {type(batch).__name__}; wanted a pair (x, y)")
-        yield batch[0], batch[1]
-
-
-def _in_order(data: object) -> Iterable[Any]:
-    if isinstance(data, Dataset):
-        return _guarded(DataLoader(data, batch_size=256))
-    if isinstance(data, DataLoader):
-        once = isinstance(data.sampler, SequentialSampler) or _permutes(data.sampler)
-        if once and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
-            return _guarded(DataLoader(data.dataset, data.batch_size, collate_fn=data.collate_fn))
-        return _guarded(data)
-    if isinstance(data, Iterable) and not isinstance(data, str | dict):
-        return data
-    raise DataError(
-        f"got {type(data).__name__}; wanted Images, a pair (x, y) of tensors or arrays, a torch Dataset or a "
-        "DataLoader (atlas.data.load reads data sets by name or path)"
-    )
-
-
-def _permutes(sampler: object) -> bool:
-    return (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
-
-
-def _guarded(loader: DataLoader[Any]) -> Iterator[Any]:
-    try:
-        yield from loader
-    except (TypeError, RuntimeError) as error:
-        raise DataError(
-            f"the data set's items do not stack to tensors ({error}); each item must be a pair of an image "
-            "tensor, all of one shape, and an integer label"
-        ) from error
+def _moments(channel: Tensor) -> tuple[float, float]:
+    """Mean and standard deviation of one channel; exact for uint8, which is counted and not summed."""
+    if channel.dtype != torch.uint8:
+        std, mean = torch.std_mean(channel, correction=0)
+        return float(mean), float(std)
+    share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+    level = torch.arange(256, dtype=torch.float64) / 255
+    mean = share @ level
+    return float(mean), float((share @ (level - mean) ** 2).sqrt())
 
 
 def _index(index: Index) -> Tensor | slice:
     return index if isinstance(index, Tensor | slice) else torch.as_tensor(index, dtype=torch.int64)
 
 
-def _tensor(what: str, value: object) -> Tensor:
-    """A CPU tensor that shares the memory of a tensor or array where it can."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu()
-    array = np.asarray(value)
-    if array.dtype.kind not in "biuf":
-        raise DataError(f"{what}: got an array of {array.dtype}; wanted numbers")
-    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-    return torch.from_numpy(array)
-
-
-def _describe(tensor: Tensor) -> str:
+def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _check_x(x: Tensor) -> None:
-    got = f"x: got {_describe(x)}"
+    got = f"x: got {describe(x)}"
     if x.ndim != 4 or 0 in x.shape[1:]:
         raise DataError(f"{got}; wanted [N, C, H, W], or [N, H, W] for gray images")
     if len(x) == 0:
@@ -199,23 +120,23 @@ def _check_x(x: Tensor) -> None:
         low, high = x.aminmax()  # a NaN anywhere makes both NaN, and every comparison with it false
         if not (low >= 0 and high <= 1):
             raise DataError(
-                f"{got} with values from {low:g} to {high:g}; wanted floats in [0, 1], all finite: divide by 255 "
-                "if they are 0 .. 255, and undo any normalisation, which is a layer of the model here"
+                f"{got} with values from {low:g} to {high:g}; wanted floats in [0, 1], all finite: divide by "
+                "255 if they are 0 .. 255, and undo any normalisation, which is a layer of the model here"
             )
 
 
-def _check_whole(y: Tensor) -> None:
+def check_whole(y: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"y: got {_describe(y)}; wanted integer labels 0, 1, 2, ...")
+        raise DataError(f"y: got {describe(y)}; wanted integer labels 0, 1, 2, ...")
 
 
 def _check_y(y: Tensor, count: int, num_classes: int) -> None:
-    got = f"y: got {_describe(y)}"
+    got = f"y: got {describe(y)}"
     if y.ndim != 1:
         raise DataError(f"{got}; wanted one label an image, [{count}] (for one-hot rows take y.argmax(1))")
     if len(y) != count:
         raise DataError(f"{got} for {count} images; wanted one label an image")
-    _check_whole(y)
+    check_whole(y)
     if y.dtype != torch.int64:
         raise DataError(f"{got}; wanted int64 (as_images converts any integer type)")
     low, high = y.aminmax()
