@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from torch import nn
 from atlas.errors import UsageError, unknown
 from atlas.models.cnn import Shape, cnn, cnn_small
 from atlas.models.normalize import Normalize
-from atlas.models.own import own
+from atlas.models.own import Make, own
 from atlas.models.preact_resnet import preact_resnet18
 from atlas.models.wrn import wrn
 
@@ -29,7 +29,7 @@ __all__ = ["MODELS", "Entry", "Normalize", "build", "count_parameters"]
 class Entry:
     """A registered model: what makes it, the smallest height and width it takes, one line about it."""
 
-    make: Callable[[int, Shape], nn.Module]
+    make: Make
     smallest: int
     description: str
 
@@ -64,8 +64,9 @@ def build(
     size = _checked(num_classes, shape)
     # The CPU's own generator, on the CPU, whatever the default device: the same weights everywhere.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)
-        model = own(name, num_classes, size) if ":" in name else _registered(name, num_classes, size)
+        make = own(name) if ":" in name else _registered(name, size)
+        torch.default_generator.manual_seed(seed)  # after a user's module was imported: that may draw too
+        model = make(num_classes, size)
     return model if normalize is None else _normalized(model, size[0], *normalize)
 
 
@@ -83,7 +84,7 @@ def _checked(num_classes: int, shape: Sequence[int]) -> Shape:
     return channels, height, width
 
 
-def _registered(name: str, num_classes: int, shape: Shape) -> nn.Module:
+def _registered(name: str, shape: Shape) -> Make:
     wide = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
     if wide:
         entry = _wrn(int(wide[1]), int(wide[2]), "")
@@ -96,7 +97,7 @@ def _registered(name: str, num_classes: int, shape: Shape) -> nn.Module:
             f"model {name!r} needs images of {entry.smallest}x{entry.smallest} or more and got shape {shape}"
             " (channels, height, width): enlarge the images or choose a model with fewer halvings"
         )
-    return entry.make(num_classes, shape)
+    return entry.make
 
 
 def _normalized(model: nn.Module, channels: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:

@@ -14,20 +14,24 @@ from torch import nn
 from atlas.errors import UsageError, unknown
 from atlas.models.cnn import Shape
 
+Make = Callable[[int, Shape], nn.Module]
 _WANTED = (
     "a function or class that makes an nn.Module when called with num_classes=... and shape=..., or as few"
     " of the two as it takes"
 )
 
 
-def own(name: str, num_classes: int, shape: Shape) -> nn.Module:
-    """The model that the factory in `name` makes; it is given num_classes and shape if it takes them."""
+def own(name: str) -> Make:
+    """What makes the model `name`: its factory, given num_classes and shape if it takes them."""
     factory = _factory(name)
-    arguments = _accepted(name, factory, {"num_classes": num_classes, "shape": shape})
-    model = factory(**arguments)
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"model {name!r} made a {type(model).__name__}; wanted {_WANTED}")
-    return model
+
+    def make(num_classes: int, shape: Shape) -> nn.Module:
+        model = factory(**_accepted(name, factory, {"num_classes": num_classes, "shape": shape}))
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"model {name!r} made a {type(model).__name__}; wanted {_WANTED}")
+        return model
+
+    return make
 
 
 def _factory(name: str) -> Callable[..., object]:
