@@ -52,6 +52,11 @@ def _word(value: Word) -> int | Tensor:
     return value.to(torch.int64) if isinstance(value, Tensor) else _signed(value)
 
 
+def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    # 24 bits overflow float16, and a uniform number that bfloat16 rounds to 1 has an infinite normal.
+    return torch.promote_types(dtype, torch.float32)
+
+
 @dataclass(frozen=True)
 class Rng:
     """One random stream for each lane. `key`: int64 [B]."""
@@ -97,14 +102,15 @@ class Rng:
         high: float = 1.0,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Uniform on [low, high), with 24 bits, the same numbers in every dtype: [B, *shape]."""
+        """Uniform on [low, high) with 24 bits, the same in every dtype up to its rounding: [B, *shape]."""
         top = (self.bits(shape) >> 40).bitwise_and_((1 << 24) - 1)
-        return top.to(dtype).mul_((high - low) * 2.0**-24).add_(low)
+        return top.to(_at_least_float32(dtype)).mul_((high - low) * 2.0**-24).add_(low).to(dtype)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal by Box and Muller's transform: [B, *shape]."""
-        radius = (1 - self.fold("radius").uniform(shape, dtype=dtype)).log_().mul_(-2).sqrt_()
-        return self.fold("angle").uniform(shape, 0.0, 2 * math.pi, dtype).cos_().mul_(radius)
+        wide = _at_least_float32(dtype)
+        radius = (1 - self.fold("radius").uniform(shape, dtype=wide)).log_().mul_(-2).sqrt_()
+        return self.fold("angle").uniform(shape, 0.0, 2 * math.pi, wide).cos_().mul_(radius).to(dtype)
 
     def sphere(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on the unit sphere of R^size: [B, size]."""

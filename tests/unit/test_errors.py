@@ -1,0 +1,53 @@
+"""Each error has the exit code that the command line promises, and a wrong name is answered with help."""
+
+from __future__ import annotations
+
+import pytest
+
+from atlas import errors
+from atlas.errors import AtlasError, UsageError, choose, unknown
+
+EXIT_CODES = {
+    "AtlasError": 1,
+    "UsageError": 2,
+    "DataError": 3,
+    "CheckpointError": 4,
+    "NumericError": 5,
+    "DiskError": 6,
+    "LockError": 7,
+    "LostWorkerError": 8,
+}
+
+
+def test_every_error_has_its_own_exit_code() -> None:
+    kinds = {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, AtlasError) and "exit_code" in vars(kind)
+    }
+    assert kinds == EXIT_CODES
+
+
+def test_a_usage_error_is_a_value_error_for_users_of_the_library() -> None:
+    with pytest.raises(ValueError, match="wrong"):
+        raise UsageError("wrong")
+
+
+def test_unknown_names_the_nearest_and_lists_the_choices_in_order() -> None:
+    message = str(unknown("method", "atlsa", ["trades", "atlas", "adv"]))
+    assert message == "unknown method 'atlsa' (did you mean 'atlas'?); choose from: adv, atlas, trades"
+
+
+def test_unknown_is_silent_about_a_nearest_that_is_far() -> None:
+    assert "did you mean" not in str(unknown("method", "zzzz", ["adv", "atlas"]))
+
+
+def test_unknown_takes_an_iterator_and_a_name_of_any_type() -> None:
+    assert "unknown width 3;" in str(unknown("width", 3, iter(["one", "two"])))
+
+
+def test_choose() -> None:
+    table = {"adv": 1, "atlas": 2}
+    assert choose("method", "atlas", table) == 2
+    with pytest.raises(UsageError, match=r"unknown method 'atlass'.*'atlas'"):
+        choose("method", "atlass", table)
