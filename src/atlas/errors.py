@@ -60,6 +60,14 @@ class LostWorkerError(AtlasError):
     exit_code = 8
 
 
+class Interrupted(AtlasError):
+    """A signal asked the work to stop; what was done so far is saved."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(f"stopped by signal {signal}; everything is saved, resume to go on")
+        self.exit_code = 128 + signal
+
+
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UsageError:
     """The error for a name that is not among the choices, with the nearest one."""
     known = sorted(choices)

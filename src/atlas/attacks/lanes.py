@@ -106,7 +106,7 @@ class _Engine:
 
     @torch.no_grad()
     def _wrong(self, x: Tensor, y: Tensor) -> Tensor:
-        batches = zip(x.split(self.batch_size), y.split(self.batch_size), strict=True)
+        batches = zip(torch.split(x, self.batch_size), torch.split(y, self.batch_size), strict=True)
         return torch.cat([self.model(a).argmax(1) != b for a, b in batches])
 
     def _settle_clean(self) -> None:

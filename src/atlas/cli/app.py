@@ -1,0 +1,18 @@
+"""All commands of `atlas` in one place."""
+
+from __future__ import annotations
+
+import typer
+
+from atlas.cli import train
+
+app = typer.Typer(
+    name="atlas",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Adversarial training via local stability: train robust classifiers, and learn how robust they are.",
+)
+app.command("train")(train.train)
+app.command("presets")(train.presets)

@@ -1,0 +1,24 @@
+"""What all commands share: where they print, and how errors end them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from atlas.errors import AtlasError
+
+console = Console()
+
+
+@contextmanager
+def errors_to_exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except AtlasError as error:
+        Console(stderr=True).print(
+            f"atlas: {error}", style="red", markup=False, highlight=False, soft_wrap=True
+        )
+        sys.exit(error.exit_code)

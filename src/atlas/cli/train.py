@@ -1,0 +1,100 @@
+"""`atlas train` and `atlas presets`."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from atlas.cli.console import console
+from atlas.config import override
+from atlas.errors import UsageError
+from atlas.reproduce import preset
+from atlas.training import RunConfig, load_config
+from atlas.training import train as run_training
+
+
+def train(
+    what: Annotated[
+        str | None,
+        typer.Argument(metavar="[PRESET_OR_FILE]", help="A preset (`atlas presets`) or your own .toml file."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="KEY=VALUE", help="Change a setting: `--set method.alpha=1e-4`. Again for more."
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Short for --set training.seed=SEED.")] = None,
+    on_collapse: Annotated[
+        str | None, typer.Option(help="continue, stop or rollback: short for --set training.on_collapse=...")
+    ] = None,
+    data_root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
+    ] = None,
+    allow_changes: Annotated[bool, typer.Option(help="Resume although settings differ.")] = False,
+) -> None:
+    """Train a robust classifier.
+
+    - `atlas train mnist-small-atlas-1` : a row of the paper, on a CPU
+    - `atlas train mnist-small-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
+    - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-small-atlas-1"`
+    - `atlas train --resume runs/mine` : after a crash or Ctrl-C, to the same bits as if it had never stopped
+    """
+    if (what is None) == (resume is None):
+        raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
+    if what is not None:
+        name, table = preset.load_preset(what)
+        folder = out or Path("runs") / name
+        if (folder / "config.json").exists():
+            raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
+    else:
+        assert resume is not None
+        folder, table = resume, load_config(resume).table()
+    for key, value in _changes(settings, seed, on_collapse):
+        table = override(table, key, value)
+    config = RunConfig.of(table)
+    console.print(f"writing to {folder}", markup=False, highlight=False)
+    result = run_training(config, folder, data_root=data_root, device=device, allow_changes=allow_changes)
+    console.print(
+        f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
+        f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _changes(settings: list[str] | None, seed: int | None, on_collapse: str | None) -> list[tuple[str, Any]]:
+    pairs = [_setting(text) for text in settings or []]
+    pairs += [("training.seed", seed)] if seed is not None else []
+    return pairs + ([("training.on_collapse", on_collapse)] if on_collapse is not None else [])
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """KEY=VALUE, the value as TOML where it is TOML (1e-4, true, [1, 2]) and as text where it is not."""
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise UsageError(f"--set got {text!r}; wanted KEY=VALUE, such as method.alpha=1e-4")
+    try:
+        return key, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key, value
+
+
+def presets() -> None:
+    """List the presets: one for each row of the paper's tables, and CPU-sized ones."""
+    table = Table("preset", "what it is", box=None, pad_edge=False)
+    for name in preset.names():
+        table.add_row(name, preset.description(name))
+    console.print(table)

@@ -1,0 +1,154 @@
+"""Configuration: frozen dataclasses from plain tables (TOML, JSON) and back, with errors that teach.
+
+The dataclasses themselves live next to what they configure and validate in ``__post_init__``; this module
+only knows types. A field whose type has a registry (an attack, say) is a table with a `name`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from fractions import Fraction
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from atlas.errors import UsageError, choose, unknown
+
+T = TypeVar("T")
+Table = dict[str, Any]
+Registries = Mapping[type, Mapping[str, Callable[..., Any]]]
+"""For a type: what its `name` may be, and what builds each."""
+
+
+def build(target: Callable[..., T], table: Mapping[str, Any], registries: Registries, where: str = "") -> T:
+    """`target` (a dataclass or a function) called with the table's values, each checked by its type."""
+    if not isinstance(table, Mapping):
+        raise UsageError(f"{where or 'the configuration'} is {table!r}; wanted a table")
+    if target in registries:
+        return _build_named(target, table, registries, where)  # type: ignore[arg-type]
+    wanted = inspect.signature(target).parameters
+    types_of = get_type_hints(target)
+    for key in table:
+        if key not in wanted:
+            raise unknown(f"key in {where or 'the configuration'}:", key, wanted)
+    for key, parameter in wanted.items():
+        if parameter.default is inspect.Parameter.empty and key not in table:
+            raise UsageError(f"{_path(where, key)} is missing; add it to the configuration")
+    values = {k: _parse(v, types_of[k], registries, _path(where, k)) for k, v in table.items()}
+    return target(**values)
+
+
+def _path(where: str, key: str) -> str:
+    return f"{where}.{key}" if where else key
+
+
+def _build_named(kind: type[T], table: Mapping[str, Any], registries: Registries, where: str) -> T:
+    rest = dict(table)
+    name = rest.pop("name", None)
+    builder = choose(f"{_path(where, 'name')}:", str(name), registries[kind])
+    return build(builder, rest, registries, where)  # type: ignore[no-any-return]
+
+
+def _parse(value: Any, wanted: Any, registries: Registries, where: str) -> Any:
+    origin = get_origin(wanted)
+    if origin in (Union, types.UnionType):
+        return _parse_union(value, get_args(wanted), registries, where)
+    if origin is Literal:
+        if value not in get_args(wanted):
+            raise unknown(f"{where}:", value, map(str, get_args(wanted)))
+        return value
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise _mismatch(value, "a list", where)
+        return tuple(_parse(v, get_args(wanted)[0], registries, where) for v in value)
+    if wanted in registries or is_dataclass(wanted):
+        return value if isinstance(value, wanted) else build(wanted, value, registries, where)
+    return _parse_scalar(value, wanted, where)
+
+
+def _parse_union(value: Any, choices: tuple[Any, ...], registries: Registries, where: str) -> Any:
+    if value is None and types.NoneType in choices:
+        return None
+    refused = []
+    for choice in (c for c in choices if c is not types.NoneType):
+        try:
+            return _parse(value, choice, registries, where)
+        except UsageError as error:
+            refused.append(str(error))
+    raise UsageError("; or: ".join(refused))
+
+
+def _parse_scalar(value: Any, wanted: Any, where: str) -> Any:
+    if wanted is float:
+        return number(value, where)
+    if type(value) is not wanted:
+        raise _mismatch(value, {int: "a whole number", bool: "true or false", str: "text"}[wanted], where)
+    return value
+
+
+def _mismatch(value: Any, wanted: str, where: str) -> UsageError:
+    return UsageError(f"{where} is {value!r}; wanted {wanted}")
+
+
+def number(value: Any, where: str = "the value") -> float:
+    """A float from a number or from text such as ``8/255``."""
+    try:
+        if isinstance(value, bool) or len(str(value)) > 50:
+            raise ValueError
+        if isinstance(value, str) and "/" in value:
+            return float(Fraction(value.replace(" ", "")))
+        return float(value)
+    except (ValueError, TypeError, ArithmeticError):
+        raise _mismatch(value, "a number, or a fraction such as 8/255", where) from None
+
+
+def table_of(value: Any, registries: Registries) -> Any:
+    """The plain table that `build` would make this value of."""
+    if isinstance(value, tuple):
+        return [table_of(v, registries) for v in value]
+    if not is_dataclass(value):
+        return value
+    table: Table = {}
+    for registry in registries.values():
+        names = [name for name, builder in registry.items() if builder is type(value)]
+        if names:
+            table["name"] = names[0]
+    return table | {f.name: table_of(getattr(value, f.name), registries) for f in fields(value) if f.init}
+
+
+def override(table: Mapping[str, Any], dotted: str, value: Any) -> Table:
+    """The table with ``a.b.c`` set to the value."""
+    head, _, rest = dotted.partition(".")
+    below = table.get(head)
+    if rest:
+        value = override(below if isinstance(below, Mapping) else {}, rest, value)
+    return {**table, head: value}
+
+
+def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Table:
+    """Two tables, the second winning, sub-tables merged the same way."""
+    both = dict(base)
+    for key, value in top.items():
+        below = both.get(key)
+        both[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return both
+
+
+def fingerprint(table: Mapping[str, Any]) -> str:
+    """A short hash of a table, the same whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], where: str = "") -> list[str]:
+    """The dotted keys in which two tables differ, each with both values."""
+    found = []
+    for key in sorted(set(one) | set(other)):
+        a, b = one.get(key), other.get(key)
+        if isinstance(a, dict) and isinstance(b, dict):
+            found += differences(a, b, _path(where, key))
+        elif a != b:
+            found.append(f"{_path(where, key)}: {a!r} -> {b!r}")
+    return found

@@ -1,0 +1,1 @@
+"""The paper, row by row: presets."""

@@ -1,0 +1,90 @@
+"""Files that are whole or not there: atomic writes, and tensors with a checksum.
+
+Weights and states are safetensors with JSON beside the tensors; nothing pickled is ever read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from atlas.errors import CheckpointError, DiskError
+
+PART = ".part"
+"""The ending of a file that is being written."""
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write the whole file or leave what was there: temporary file, fsync, rename, fsync of the folder."""
+    part = path.with_name(f".{path.name}{PART}")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise _disk_error(path, part, len(data), error) from error
+
+
+def _disk_error(path: Path, part: Path, needed: int, error: OSError) -> DiskError:
+    try:
+        part.unlink(missing_ok=True)
+        free = f"{shutil.disk_usage(path.parent).free:,} bytes"
+    except OSError:
+        free = "unknown"
+    return DiskError(
+        f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
+        "before is intact: make room or mend the folder, then resume."
+    )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Tensors and a JSON-able table in one safetensors file with a checksum over both."""
+    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    text = json.dumps(about, sort_keys=True)
+    write_atomic(path, to_bytes(plain, metadata={"about": text, "sha256": _digest(plain, text)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the table of a file by `save_tensors`, verified."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    wanted = metadata.get("sha256", "no checksum")
+    found = _digest(tensors, metadata.get("about", ""))
+    if wanted != found:
+        raise CheckpointError(f"{path} is damaged: expected sha256 {wanted}, found {found}")
+    return tensors, json.loads(metadata["about"])
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -1,0 +1,70 @@
+"""What a person sees while a run goes on: bars on a terminal, a line an epoch elsewhere."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from atlas.training.log import Record
+
+
+class Display:
+    """Two bars: the whole run (for a guided schedule its longest course) and the work at hand."""
+
+    def __init__(self, title: str, epochs: int, done: int, *, shown: bool) -> None:
+        self.console = Console(stderr=True, quiet=not shown)
+        self.live = shown and self.console.is_terminal
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not self.live,
+        )
+        self.epochs = epochs
+        self.whole = self.bars.add_task(title, total=1.0 * epochs, completed=done)
+        self.work = self.bars.add_task("", total=None)
+
+    def begin(self, what: str, total: int, done: int = 0) -> None:
+        """A new piece of work at hand: an epoch's batches, or the validation images."""
+        self.bars.reset(self.work, description=what, total=total, completed=done)
+
+    def advance_to(self, done: int, epochs: float | None = None) -> None:
+        self.bars.update(self.work, completed=done)
+        if epochs is not None:
+            self.bars.update(self.whole, completed=epochs)
+
+    def epoch(self, record: Record, seconds: float) -> None:
+        """The line that sums up an epoch."""
+        self.say(
+            f"epoch {record['epoch'] + 1:>3}/{self.epochs}  loss {record['loss']:.3f}  "
+            f"eps {record['eps']:.3f}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
+            f"train adv {record['train_adv']:.1%}  val clean {record['val_clean']:.1%}  "
+            f"val robust {record['val_robust']:.1%}{' *' if record['best'] else '  '}  {seconds:.0f}s"
+        )
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()

@@ -1,0 +1,103 @@
+"""The folder of a run: who works in it, its configuration, its states, its weights.
+
+config.json             the whole configuration and its hash
+metrics.jsonl           one line a probe and one an epoch; bit for bit the same after a resume
+timing.jsonl            starts and seconds, which are not
+tensorboard/            the metrics as TensorBoard events
+state.safetensors       all that resuming needs, and state.previous.safetensors, the one before
+best.safetensors        the weights of the best epoch
+last.safetensors        the weights at the end
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from atlas.errors import CheckpointError, DiskError, LockError
+from atlas.training.checkpoint import PART, load_tensors, save_tensors, write_atomic
+
+
+class RunFolder:
+    """Paths and files of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.timing = path / "timing.jsonl"
+        self.tensorboard = path / "tensorboard"
+        self.state = path / "state.safetensors"
+        self.previous = path / "state.previous.safetensors"
+        self.best = path / "best.safetensors"
+        self.last = path / "last.safetensors"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Work alone in the folder (made if need be). The lock goes with the process, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise DiskError(f"cannot work in {self.path}: {error.strerror}; choose another folder") from error
+        try:
+            self._take(handle)
+            for part in self.path.glob(f".*{PART}"):
+                part.unlink(missing_ok=True)
+            yield
+            os.ftruncate(handle, 0)
+        finally:
+            os.close(handle)
+
+    def _take(self, handle: int) -> None:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+            raise LockError(
+                f"{self.path} is in use by {holder}; wait for it, or choose another folder"
+            ) from error
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        write_atomic(self.config, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+    def read_config(self) -> dict[str, Any]:
+        try:
+            config = json.loads(self.config.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(
+                f"{self.path} is not the folder of a run: {self.config.name}: {error}"
+            ) from error
+        if not isinstance(config, dict):
+            raise CheckpointError(f"{self.config} holds {type(config).__name__}; wanted a table")
+        return config
+
+    def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """Write a new state. The one before stays, and is all there is while the new one is written."""
+        if self.state.exists():
+            self.state.replace(self.previous)
+        save_tensors(self.state, tensors, about)
+
+    def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
+        """The newest good state, and what was said of damaged ones; None where none was ever saved."""
+        complaints: list[str] = []
+        for path in (self.state, self.previous):
+            if not path.exists():
+                continue
+            try:
+                return *load_tensors(path), complaints
+            except CheckpointError as error:
+                complaints.append(str(error))
+        if complaints:
+            raise CheckpointError("; ".join(complaints) + ". No good state is left: start the run anew.")
+        return None

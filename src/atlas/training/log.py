@@ -1,0 +1,85 @@
+"""What a run writes down as it goes: metrics as JSON lines and TensorBoard events, and times."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch.utils.tensorboard import SummaryWriter
+
+from atlas.errors import CheckpointError, DiskError
+from atlas.training.folder import RunFolder
+
+Record = dict[str, Any]
+
+
+class Log:
+    """Records in memory and, where there is a folder, in its files.
+
+    A record has "kind" ("probe" or "epoch"), "epoch", "step" and numbers. What `metrics.jsonl` holds
+    depends only on the configuration; seconds go to `timing.jsonl`.
+    """
+
+    def __init__(self, folder: RunFolder | None) -> None:
+        self.folder = folder
+        self.epochs: list[Record] = []
+        self.events: SummaryWriter | None = None
+
+    def open(self, size: int, step: int) -> None:
+        """Go on after the first `size` bytes of the metrics: later lines belong to steps to be redone."""
+        if self.folder is None:
+            return
+        self.epochs = [r for r in self._cut(self.folder.metrics, size) if r["kind"] == "epoch"]
+        self.events = SummaryWriter(str(self.folder.tensorboard), purge_step=step)
+
+    def _cut(self, path: Path, size: int) -> list[Record]:
+        data = path.read_bytes() if path.exists() else b""
+        if len(data) < size:
+            raise CheckpointError(
+                f"{path} has {len(data)} bytes; the saved state knows {size}: start the run anew"
+            )
+        if len(data) > size:
+            os.truncate(path, size)
+        return [json.loads(line) for line in data[:size].splitlines()]
+
+    def add(self, record: Record) -> None:
+        if record["kind"] == "epoch":
+            self.epochs.append(record)
+        if self.folder is None or self.events is None:
+            return
+        self._append(self.folder.metrics, record)
+        for name, value in record.items():
+            if isinstance(value, int | float) and name not in ("epoch", "step"):
+                self.events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+
+    def time(self, **record: Any) -> None:
+        if self.folder is not None:
+            self._append(self.folder.timing, {"at": round(time.time(), 3), **record})
+
+    def _append(self, path: Path, record: Record) -> None:
+        try:
+            with path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise DiskError(f"cannot write {path}: {error.strerror}; make room, then resume") from error
+
+    def size(self) -> int:
+        """Bytes of metrics so far, all of them on disk."""
+        if self.folder is None or not self.folder.metrics.exists():
+            return 0
+        with self.folder.metrics.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.events is not None:
+            self.events.close()

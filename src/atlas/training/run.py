@@ -1,0 +1,139 @@
+"""A run from its configuration: build what it names, train, and load what it left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from atlas import config as conf
+from atlas import data, models
+from atlas.attacks import ATTACKS, Attack
+from atlas.errors import CheckpointError, UsageError
+from atlas.methods import METHODS, Method
+from atlas.threat import THREATS, Threat
+from atlas.training.checkpoint import load_tensors
+from atlas.training.fit import Result, fit
+from atlas.training.folder import RunFolder
+from atlas.training.settings import Training
+
+REGISTRIES: conf.Registries = {Method: METHODS, Attack: ATTACKS, Threat: THREATS}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """All that decides the outcome of a run."""
+
+    data: str
+    """A named data set, or the path of one's own."""
+    model: str
+    """A model's name, or ``module.path:factory``."""
+    method: Method
+    threat: Threat
+    normalize: bool = False
+    """Whether the model's first layer centres and scales by the training set's mean and deviation."""
+    training: Training = Training()
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> RunConfig:
+        """From a plain table, as in a preset file."""
+        return conf.build(cls, _with_objective(table), REGISTRIES)
+
+    def table(self) -> conf.Table:
+        return conf.table_of(self, REGISTRIES)  # type: ignore[no-any-return]
+
+
+def _with_objective(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A method's attack climbs the method's own objective (KL for TRADES) unless the table says otherwise."""
+    method = table.get("method")
+    if not (isinstance(method, Mapping) and isinstance(method.get("attack"), Mapping)):
+        return table
+    objective = getattr(METHODS.get(str(method.get("name"))), "objective", "ce")
+    return conf.merge({"method": {"attack": {"objective": objective}}}, table)
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def train(
+    config: RunConfig,
+    folder: Path,
+    *,
+    data_root: Path | None = None,
+    device: str | None = None,
+    allow_changes: bool = False,
+    progress: bool = True,
+) -> Result:
+    """Train what the configuration says in this folder, from where an earlier run there was left."""
+    images = data.load(config.data, train=True, root=data_root)
+    about = {
+        "config": conf.fingerprint(config.table()),
+        "model": config.model,
+        "num_classes": images.num_classes,
+        "shape": list(images.shape),
+        "normalize": images.stats() if config.normalize else None,
+    }
+    model = _build(about, config.training.seed)
+    place = RunFolder(folder)
+    with place.locked():
+        _agree(place, config.table(), allow_changes)
+    return fit(
+        model,
+        images,
+        config.method,
+        threat=config.threat,
+        training=config.training,
+        folder=folder,
+        device=device or default_device(),
+        name=folder.name,
+        about=about,
+        progress=progress,
+    )
+
+
+def _build(about: Mapping[str, Any], seed: int = 0) -> nn.Module:
+    return models.build(
+        about["model"],
+        num_classes=about["num_classes"],
+        shape=tuple(about["shape"]),
+        normalize=about["normalize"],
+        seed=seed,
+    )
+
+
+def _agree(place: RunFolder, table: conf.Table, allow_changes: bool) -> None:
+    """Write the configuration down, or see that it is the one that is there."""
+    if place.config.exists():
+        found = conf.differences(place.read_config()["config"], table)
+        if found and not allow_changes:
+            raise UsageError(
+                f"{place.path} was made with another configuration: {'; '.join(found)}. Choose another "
+                "folder with --out, or go on with the new values with --allow-changes."
+            )
+        if not found:
+            return
+    command = " ".join(["atlas", *sys.argv[1:]])
+    place.write_config({"config": table, "hash": conf.fingerprint(table), "command": command})
+
+
+def load_config(folder: Path) -> RunConfig:
+    """The configuration of the run in this folder."""
+    return RunConfig.of(RunFolder(folder).read_config().get("config", {}))
+
+
+def load_model(weights: Path, device: torch.device | str | None = None) -> nn.Module:
+    """The model of a run's ``best.safetensors`` (or last), or of the run's folder, in eval mode."""
+    path = RunFolder(weights).best if weights.is_dir() else weights
+    tensors, about = load_tensors(path)
+    model = _build(about)
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit the model {about['model']}: {error}") from error
+    return model.to(device or default_device()).eval()

@@ -1,0 +1,94 @@
+"""How training goes on: the growth of eps, the learning rate, and when to stop."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from atlas.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The paper's guided schedule (App. B), or a fixed one.
+
+    "guided": after `plateau` epochs without gain in validation robust accuracy the learning rate is
+    multiplied by `factor`; after `patience` epochs without gain training stops; `epochs` is only a cap.
+    Epochs are counted once eps has reached its full value: validation attacks at the full eps from the
+    start, so before that its accuracy says little about the learning rate.
+
+    Fixed: "constant"; "piecewise" (times `factor` at each of the `milestones`, in epochs); "cosine" to 0;
+    "one-cycle", up in a straight line for the first 40% of the epochs and down to 0.
+    """
+
+    kind: Literal["guided", "constant", "piecewise", "cosine", "one-cycle"] = "guided"
+    epochs: int = 100
+    ramp_epochs: int = 15
+    plateau: int = 2
+    patience: int = 10
+    factor: float = 0.2
+    milestones: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.epochs < 1 or self.plateau < 1 or self.patience < 1 or self.ramp_epochs < 0:
+            raise UsageError(
+                f"epochs {self.epochs}, plateau {self.plateau}, patience {self.patience}, ramp_epochs "
+                f"{self.ramp_epochs}; wanted 1 or more (ramp_epochs: 0 or more)"
+            )
+        if not 0 < self.factor <= 1:
+            raise UsageError(f"factor is {self.factor}; wanted a number above 0, at most 1")
+        if self.kind == "piecewise" and not self.milestones:
+            raise UsageError("a piecewise schedule needs milestones, in epochs, such as [50, 75]")
+
+    def ramp(self, epoch: float) -> float:
+        """eps_now / eps_final after this many epochs: 0 at the start, 1 after `ramp_epochs` (App. A.3)."""
+        return min(1.0, epoch / self.ramp_epochs) if self.ramp_epochs else 1.0
+
+    def lr_factor(self, epoch: float, cuts: int) -> float:
+        """The learning rate over its initial value, after this many epochs and guided cuts."""
+        guided = self.factor**cuts
+        done = epoch / self.epochs
+        match self.kind:
+            case "piecewise":
+                return guided * self.factor ** sum(epoch >= m for m in self.milestones)
+            case "cosine":
+                return guided * (1 + math.cos(math.pi * done)) / 2
+            case "one-cycle":
+                return guided * min(done / 0.4, (1 - done) / 0.6)
+        return guided
+
+
+@dataclass
+class Guide:
+    """What the validation accuracies so far have decided. Part of the saved state."""
+
+    best: float = -1.0
+    best_epoch: int = -1
+    cuts: int = 0
+    since_best: int = 0
+    since_cut: int = 0
+
+    def update(self, epoch: int, accuracy: float, schedule: Schedule) -> bool:
+        """Take in the accuracy after an epoch (the first is 0); whether it is the best so far."""
+        improved = accuracy > self.best
+        if improved:
+            self.best, self.best_epoch = accuracy, epoch
+            self.since_best = self.since_cut = 0
+        elif epoch >= schedule.ramp_epochs:
+            self.since_best += 1
+            self.since_cut += 1
+            if schedule.kind == "guided" and self.since_cut == schedule.plateau:
+                self.cut()
+        return improved
+
+    def cut(self) -> None:
+        """One cut of the learning rate."""
+        self.cuts += 1
+        self.since_cut = 0
+
+    def finished(self, epoch: int, schedule: Schedule) -> str | None:
+        """Why training ends after this epoch, or None where it goes on."""
+        if schedule.kind == "guided" and self.since_best >= schedule.patience:
+            return f"no gain for {schedule.patience} epochs"
+        return f"all {schedule.epochs} epochs done" if epoch + 1 >= schedule.epochs else None

@@ -1,0 +1,92 @@
+"""The settings of training, each next to what it builds; defaults are sane for a small set of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+
+from atlas.attacks import PGD, Attack, BatchNormMode
+from atlas.data import AUGMENTS
+from atlas.errors import UsageError, choose
+from atlas.training.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """SGD, Adam or AdamW; `momentum` and `nesterov` are SGD's."""
+
+    kind: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise UsageError(f"lr is {self.lr}; wanted a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise UsageError(f"momentum is {self.momentum}; wanted 0 or more, below 1")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise UsageError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
+        if self.nesterov and not self.momentum:
+            raise UsageError("nesterov needs a momentum above 0")
+
+    def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        match self.kind:
+            case "sgd":
+                return torch.optim.SGD(
+                    parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
+                )
+            case "adam":
+                return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Which images guide the training, and the attack that they are put under, at the full eps.
+
+    `size` is a number of training images set apart before training starts, or a share of them below 1.
+    """
+
+    size: int | float = 0.1
+    attack: Attack = PGD(steps=10)
+
+    def __post_init__(self) -> None:
+        if not (0 < self.size < 1 or (self.size >= 1 and self.size == int(self.size))):
+            raise UsageError(
+                f"validation.size is {self.size}; wanted a whole number, or a share between 0 and 1"
+            )
+
+
+@dataclass(frozen=True)
+class Training:
+    """All that `fit` needs beside model, data, method and threat."""
+
+    batch_size: int = 128
+    seed: int = 0
+    augment: str = "none"
+    crafting_mode: BatchNormMode = "eval"
+    """BatchNorm while an attack runs: its running statistics ("eval") or the batch's ("train")."""
+    ema: float = 0.0
+    """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""
+    on_collapse: Literal["continue", "stop", "rollback"] = "continue"
+    checkpoint_minutes: float = 10.0
+    """States are saved after each epoch, at a signal, and this often within an epoch."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    validation: Validation = Validation()
+
+    def __post_init__(self) -> None:
+        choose("augment", self.augment, AUGMENTS)
+        if self.batch_size < 2:
+            raise UsageError(f"batch_size is {self.batch_size}; wanted 2 or more")
+        if not 0 <= self.ema < 1:
+            raise UsageError(f"ema is {self.ema}; wanted 0 (none) or a decay below 1, such as 0.999")
+        if not self.checkpoint_minutes > 0:
+            raise UsageError(f"checkpoint_minutes is {self.checkpoint_minutes}; wanted a number above 0")
