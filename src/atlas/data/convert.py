@@ -32,6 +32,8 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
     x, y = _tensor("x", x), _tensor("y", y)
     if x.ndim == 3:
         x = x[:, None]
+    if x.ndim == 4 and x.shape[1] > 4 and x.shape[3] in (1, 3, 4):
+        raise DataError(f"x: got {list(x.shape)}, which looks like [N, H, W, C]; wanted [N, C, H, W]")
     if x.is_floating_point():
         x = x.to(torch.float32)
     check_whole(y)

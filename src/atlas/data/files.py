@@ -8,6 +8,8 @@ from pathlib import Path
 
 from atlas.errors import DataError
 
+GET_AGAIN = "nothing was changed; move the file away and run `atlas data fetch`, or point to another folder"
+
 
 @dataclass(frozen=True)
 class File:
@@ -36,14 +38,10 @@ class File:
         if size != self.size:
             raise DataError(f"{where}: expected {self.size} bytes, found {size}; {GET_AGAIN}")
 
-    def read(self, folder: Path) -> bytes:
-        """The content of this file in `folder`, length tested before it is read and digest after."""
-        path = folder / self.name
+    def read(self, path: Path) -> bytes:
+        """The content of `path`, its length tested before it is read and its digest after."""
         try:
             self.check_size(path.stat().st_size, str(path))
             return self.check(path.read_bytes(), str(path))
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}); {GET_AGAIN}") from error
-
-
-GET_AGAIN = "nothing was changed; move the file away and run `atlas data fetch`, or point to another folder"

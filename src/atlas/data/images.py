@@ -133,7 +133,7 @@ def check_whole(y: Tensor) -> None:
 def _check_y(y: Tensor, count: int, num_classes: int) -> None:
     got = f"y: got {describe(y)}"
     if y.ndim != 1:
-        raise DataError(f"{got}; wanted one label an image, [{count}] (for one-hot rows take y.argmax(1))")
+        raise DataError(f"{got}; wanted one label an image, [{count}] (of one-hot rows take y.argmax(1))")
     if len(y) != count:
         raise DataError(f"{got} for {count} images; wanted one label an image")
     check_whole(y)

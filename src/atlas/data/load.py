@@ -3,29 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
-from atlas.data import idx
+from atlas.data import cifar, idx
 from atlas.data.images import Images
-from atlas.data.sources import EMBEDDED, SOURCES
+from atlas.data.own import load_folder, load_npz
+from atlas.data.sources import SOURCES
 from atlas.data.store import data_root, find
-from atlas.errors import choose
+from atlas.errors import DataError, unknown
 
-Parser = Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]
+PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
+    "idx": idx.parse_pair,
+    "cifar10-python": partial(cifar.parse_pickles, label=b"labels"),
+    "cifar100-python": partial(cifar.parse_pickles, label=b"fine_labels"),
+    "cifar10-binary": partial(cifar.parse_records, label_bytes=1),
+    "cifar100-binary": partial(cifar.parse_records, label_bytes=2),
+}
 
-PARSERS: Mapping[str, Parser] = {"idx": idx.parse_pair}
 
-
-def load(name_or_path: str | Path, train: bool = True, root: Path | None = None) -> Images:
-    """The training or test half of a data set.
+def load(name_or_path: str | Path, train: bool = True, root: Path | str | None = None) -> Images:
+    """The training or the test half of a data set.
 
     A name (`atlas data list`) is looked up below `root`, else $ATLAS_DATA, else ~/.cache/atlas; mnist-mini is
-    part of the package and needs none of them.
+    part of the package and needs none of them. A path is an .npz file or a folder of class folders; write
+    ./mnist for a folder of your own that is called like a named set.
     """
-    name = str(name_or_path)
-    source = choose("data set", name, SOURCES)
-    place = find(name, source, train, Path(__file__).parent if name == EMBEDDED else data_root(root))
+    if isinstance(name_or_path, str) and name_or_path in SOURCES:
+        return _load_named(name_or_path, train, data_root(name_or_path, root))
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".npz" and path.is_file():
+        return load_npz(path, train)
+    if path.is_dir():
+        return load_folder(path, train)
+    if path.exists() or path.suffix == ".npz" or len(path.parts) > 1:
+        found = "another kind of file" if path.exists() else "nothing"
+        raise DataError(
+            f"{path}: expected an .npz file or a folder of class folders of images, found {found}"
+        )
+    raise unknown("data set (nor is there a folder called)", str(name_or_path), SOURCES)
+
+
+def _load_named(name: str, train: bool, root: Path) -> Images:
+    place = find(name, train, root)
     x, y = PARSERS[place.form.parser](place.read())
-    return Images(x, y, source.num_classes, name)
+    return Images(x, y, SOURCES[name].num_classes, name)

@@ -5,52 +5,66 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from atlas.data.archive import gunzip, untar
 from atlas.data.files import File
-from atlas.data.sources import Form, Source
-from atlas.errors import DataError
+from atlas.data.sources import EMBEDDED, SOURCES, Form
+from atlas.errors import DataError, choose
 
 ENVIRONMENT = "ATLAS_DATA"
 
+Located = tuple[tuple[Path, File], ...]
 
-def data_root(root: Path | str | None = None) -> Path:
-    """The folder of the data sets: the argument, else $ATLAS_DATA, else ~/.cache/atlas."""
+
+def data_root(name: str, root: Path | str | None = None) -> Path:
+    """The folder where a set is looked for: the argument, else $ATLAS_DATA, else ~/.cache/atlas.
+
+    The embedded set lies in the package, whatever these say.
+    """
+    if name == EMBEDDED:
+        return Path(__file__).parent
     return Path(root or os.environ.get(ENVIRONMENT) or "~/.cache/atlas").expanduser()
 
 
 @dataclass(frozen=True)
 class Place:
-    """One way in which half of a data set can lie on the disk: which files, and how to get the content."""
+    """One way in which half of a data set can lie on the disk: its files, and how they are unpacked."""
 
     form: Form
-    paths: tuple[Path, ...]
-    read: Callable[[], list[bytes]]
+    files: Located
+    unpack: Callable[[list[bytes]], list[bytes]]
+
+    def is_there(self) -> bool:
+        return all(path.is_file() for path, _ in self.files)
+
+    def read(self) -> list[bytes]:
+        """The open content of each file of this half, tested."""
+        return self.unpack([file.read(path) for path, file in self.files])
 
 
-def places(source: Source, train: bool, root: Path) -> Iterator[Place]:
-    """Every way in which this half could be there, the one that is fastest to read first."""
-    for form in source.forms:
-        half = form.train if train else form.test
-        yield _open(form, half, root / form.folder)
+def places(name: str, train: bool, root: Path) -> Iterator[Place]:
+    """Every way in which this half could be there, the one that is fastest to read first in each form."""
+    for form in choose("data set", name, SOURCES).forms:
+        half, folder = (form.train if train else form.test), root / form.folder
+        yield Place(form, _below(folder, half), list)
         if form.gz:
-            yield _gzipped(
-                form, half, form.gz[: len(half)] if train else form.gz[-len(half) :], root / form.folder
-            )
+            packed = _below(folder, form.gz[: len(half)] if train else form.gz[-len(half) :])
+            yield Place(form, packed, partial(_gunzipped, half, packed))
         if form.tar:
-            yield _tarred(form, half, form.tar, root)
+            yield Place(form, _below(root, (form.tar,)), partial(_untarred, form, half, root / form.tar.name))
 
 
-def find(name: str, source: Source, train: bool, root: Path) -> Place:
-    """The first place where all files are there."""
-    options = list(places(source, train, root))
+def find(name: str, train: bool, root: Path) -> Place:
+    """The first place where all files of this half are there."""
+    options = list(places(name, train, root))
     for place in options:
-        if all(path.is_file() for path in place.paths):
+        if place.is_there():
             return place
-    started = max(options, key=lambda place: sum(path.is_file() for path in place.paths))
-    missing = [str(path) for path in started.paths if not path.is_file()]
-    others = sorted({str(place.paths[0].relative_to(root)) for place in options if place is not started})
+    nearest = max(options, key=lambda place: sum(path.is_file() for path, _ in place.files))
+    missing = [str(path) for path, _ in nearest.files if not path.is_file()]
+    others = sorted({str(place.files[0][0].relative_to(root)) for place in options if place is not nearest})
     raise DataError(
         f"{name}: expected {', '.join(missing)}, found no such file, nor the set in another form "
         f"({', '.join(others)} below {root}); run `atlas data fetch {name}`, or name the folder that holds "
@@ -58,22 +72,14 @@ def find(name: str, source: Source, train: bool, root: Path) -> Place:
     )
 
 
-def _open(form: Form, half: tuple[File, ...], folder: Path) -> Place:
-    return Place(
-        form, tuple(folder / file.name for file in half), lambda: [file.read(folder) for file in half]
-    )
+def _below(folder: Path, files: tuple[File, ...]) -> Located:
+    return tuple((folder / file.name, file) for file in files)
 
 
-def _gzipped(form: Form, half: tuple[File, ...], packed: tuple[File, ...], folder: Path) -> Place:
-    def read() -> list[bytes]:
-        pairs = zip(packed, half, strict=True)
-        return [gunzip(pack.read(folder), file, str(folder / pack.name)) for pack, file in pairs]
-
-    return Place(form, tuple(folder / file.name for file in packed), read)
+def _gunzipped(half: tuple[File, ...], packed: Located, blobs: list[bytes]) -> list[bytes]:
+    triples = zip(blobs, half, packed, strict=True)
+    return [gunzip(blob, file, str(path)) for blob, file, (path, _) in triples]
 
 
-def _tarred(form: Form, half: tuple[File, ...], tar: File, root: Path) -> Place:
-    def read() -> list[bytes]:
-        return untar(tar.read(root), form.folder, half, form.train + form.test, str(root / tar.name))
-
-    return Place(form, (root / tar.name,), read)
+def _untarred(form: Form, half: tuple[File, ...], path: Path, blobs: list[bytes]) -> list[bytes]:
+    return untar(blobs[0], form.folder, half, form.train + form.test, str(path))

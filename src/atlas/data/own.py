@@ -1,0 +1,125 @@
+"""A user's own data on disk: an .npz file, or a folder of class folders of images."""
+
+from __future__ import annotations
+
+import warnings
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from atlas.data.convert import as_images
+from atlas.data.images import Images
+from atlas.errors import DataError
+
+# Formats by name: Pillow would also start other programs (EPS) or decoders that no data set needs.
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+
+
+def load_npz(path: Path, train: bool) -> Images:
+    """Arrays x_train, y_train, x_test, y_test; or x, y, which are training images only.
+
+    The number of classes is the largest label of both halves plus one. Pickled objects are refused.
+    """
+    half = "train" if train else "test"
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = set(arrays.files)
+            x, y = (f"x_{half}", f"y_{half}") if f"x_{half}" in names or not train else ("x", "y")
+            if not {x, y} <= names:
+                raise DataError(
+                    f"{path}: expected arrays {x} and {y}, found {', '.join(sorted(names)) or 'none'}; save "
+                    "the set with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
+                )
+            labels = [arrays[name] for name in names & {"y", "y_train", "y_test"}]
+            pair = arrays[x], arrays[y]
+    except (
+        ValueError,
+        OSError,
+        EOFError,
+        AttributeError,
+        MemoryError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
+        raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
+    largest = max((int(array.max()) for array in labels if array.size), default=-1)
+    return _named(as_images(pair, largest + 1), path)
+
+
+def load_folder(path: Path, train: bool) -> Images:
+    """path/train/CLASS/*.png and path/test/CLASS/*.png; or path/CLASS/*.png, which are training images only.
+
+    Labels count the class folders of the training images in the order of their names. All images must have
+    one size; they are gray if all of them are, and colour otherwise.
+    """
+    split = (path / "train").is_dir()
+    if not train and not (split and (path / "test").is_dir()):
+        raise DataError(
+            f"{path}: has no test set; move the images to {path}/train/CLASS and {path}/test/CLASS"
+        )
+    classes = _folders(path / "train" if split else path)
+    folder = path if not split else path / ("train" if train else "test")
+    strangers = ", ".join(name for name in _folders(folder) if name not in classes)
+    if strangers:
+        raise DataError(f"{folder}: found classes that {path}/train does not have: {strangers}")
+    files = [(file, label) for label, name in enumerate(classes) for file in _files(folder / name)]
+    if not files:
+        raise DataError(
+            f"{folder}: expected images in class folders, found none ({', '.join(sorted(_SUFFIXES))})"
+        )
+    x, y = _stack([file for file, _ in files]), [label for _, label in files]
+    return _named(as_images((x, y), len(classes)), path)
+
+
+def _named(images: Images, path: Path) -> Images:
+    return Images(images.x, images.y, images.num_classes, path.name, images.ids)
+
+
+def _folders(path: Path) -> list[str]:
+    return sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(entry for entry in folder.iterdir() if entry.suffix.lower() in _SUFFIXES)
+
+
+def _stack(files: list[Path]) -> NDArray[np.uint8]:
+    """All images as [N, H, W] if every one is gray, else [N, 3, H, W]."""
+    pixels: list[NDArray[np.uint8]] = []
+    for file in files:
+        pixels.append(_decode(file))
+        (height, width), (rows, columns) = pixels[-1].shape[-2:], pixels[0].shape[-2:]
+        if (height, width) != (rows, columns):
+            raise DataError(
+                f"{file}: {width}x{height} pixels where {files[0].name} has {columns}x{rows}; resize all images "
+                "to one size"
+            )
+    if len({array.ndim for array in pixels}) > 1:
+        pixels = [array if array.ndim == 3 else np.repeat(array[None], 3, axis=0) for array in pixels]
+    return np.stack(pixels)
+
+
+def _decode(file: Path) -> NDArray[np.uint8]:
+    """One image, gray [H, W] or colour [3, H, W]. An image too large to be honest is refused undecoded."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file, formats=_FORMATS) as image:
+                if image.mode in ("I", "F") or image.mode.startswith("I;"):
+                    raise DataError(
+                        f"{file}: got mode {image.mode}; wanted 8 bits a channel: convert it first"
+                    )
+                if image.mode in ("1", "L"):
+                    return np.asarray(image.convert("L"))
+                return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: refused: {error}") from error
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{file}: cannot be decoded ({error}); mend or remove it") from error
