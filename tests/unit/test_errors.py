@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from atlas import errors
-from atlas.errors import AtlasError, UsageError, choose, unknown
+from atlas.errors import AtlasError, Interrupted, UsageError, choose, unknown
 
 EXIT_CODES = {
     "AtlasError": 1,
@@ -26,6 +28,11 @@ def test_every_error_has_its_own_exit_code() -> None:
         if isinstance(kind, type) and issubclass(kind, AtlasError) and "exit_code" in vars(kind)
     }
     assert kinds == EXIT_CODES
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_has_the_shells_exit_code(number: signal.Signals, code: int) -> None:
+    assert Interrupted(number).exit_code == code
 
 
 def test_a_usage_error_is_a_value_error_for_users_of_the_library() -> None:
