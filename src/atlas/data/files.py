@@ -25,16 +25,22 @@ class File:
         """The digest that is tested, with its kind: "sha256:..." or "md5:..."."""
         return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}"
 
-    def check(self, data: bytes, where: str) -> bytes:
-        """`data` if it is this file, to the bit."""
-        self.check_size(len(data), where)
+    def mismatch(self, data: bytes) -> str:
+        """What is wrong with `data`, or "" if it is this file to the bit."""
+        if len(data) != self.size:
+            return f"expected {self.size} bytes, found {len(data)}"
         kind, _, expected = self.digest.partition(":")
         found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
-        if found != expected:
-            raise DataError(f"{where}: altered: expected {kind} {expected}, found {found}; {GET_AGAIN}")
+        return "" if found == expected else f"expected {kind} {expected}, found {found}"
+
+    def check(self, data: bytes, where: str) -> bytes:
+        """`data` if it is this file, to the bit."""
+        if problem := self.mismatch(data):
+            raise DataError(f"{where}: {problem}; {GET_AGAIN}")
         return data
 
     def check_size(self, size: int, where: str) -> None:
+        """Refuse a wrong length before anything is read."""
         if size != self.size:
             raise DataError(f"{where}: expected {self.size} bytes, found {size}; {GET_AGAIN}")
 

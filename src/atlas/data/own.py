@@ -98,8 +98,8 @@ def _stack(files: list[Path]) -> NDArray[np.uint8]:
         (height, width), (rows, columns) = pixels[-1].shape[-2:], pixels[0].shape[-2:]
         if (height, width) != (rows, columns):
             raise DataError(
-                f"{file}: {width}x{height} pixels where {files[0].name} has {columns}x{rows}; resize all images "
-                "to one size"
+                f"{file}: {width}x{height} pixels where {files[0].name} has {columns}x{rows}; resize all "
+                "images to one size"
             )
     if len({array.ndim for array in pixels}) > 1:
         pixels = [array if array.ndim == 3 else np.repeat(array[None], 3, axis=0) for array in pixels]

@@ -18,14 +18,14 @@ ENVIRONMENT = "ATLAS_DATA"
 Located = tuple[tuple[Path, File], ...]
 
 
-def data_root(name: str, root: Path | str | None = None) -> Path:
-    """The folder where a set is looked for: the argument, else $ATLAS_DATA, else ~/.cache/atlas.
-
-    The embedded set lies in the package, whatever these say.
-    """
-    if name == EMBEDDED:
-        return Path(__file__).parent
+def data_root(root: Path | str | None = None) -> Path:
+    """The folder of the data sets: the argument, else $ATLAS_DATA, else ~/.cache/atlas."""
     return Path(root or os.environ.get(ENVIRONMENT) or "~/.cache/atlas").expanduser()
+
+
+def root_of(name: str, root: Path | str | None = None) -> Path:
+    """The folder where this set is looked for: `data_root`, or the package for the embedded one."""
+    return Path(__file__).parent if name == EMBEDDED else data_root(root)
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,17 @@ def places(name: str, train: bool, root: Path) -> Iterator[Place]:
             yield Place(form, _below(root, (form.tar,)), partial(_untarred, form, half, root / form.tar.name))
 
 
+def present(name: str, train: bool, root: Path) -> Place | None:
+    """The first place where all files of this half are there, tested or not."""
+    return next((place for place in places(name, train, root) if place.is_there()), None)
+
+
 def find(name: str, train: bool, root: Path) -> Place:
-    """The first place where all files of this half are there."""
+    """The first place where all files of this half are there, or an error that says what is missing."""
+    place = present(name, train, root)
+    if place is not None:
+        return place
     options = list(places(name, train, root))
-    for place in options:
-        if place.is_there():
-            return place
     nearest = max(options, key=lambda place: sum(path.is_file() for path, _ in place.files))
     missing = [str(path) for path, _ in nearest.files if not path.is_file()]
     others = sorted({str(place.files[0][0].relative_to(root)) for place in options if place is not nearest})
@@ -70,6 +75,16 @@ def find(name: str, train: bool, root: Path) -> Place:
         f"({', '.join(others)} below {root}); run `atlas data fetch {name}`, or name the folder that holds "
         f"the set with --root or {ENVIRONMENT}"
     )
+
+
+def verify(name: str, root: Path) -> Iterator[tuple[Path, File, str]]:
+    """Each file that `load` would read for either half, with what is wrong with it ("" if nothing is)."""
+    located = [pair for train in (True, False) for pair in find(name, train, root).files]
+    for path, file in dict.fromkeys(located):
+        try:
+            yield path, file, file.mismatch(path.read_bytes())
+        except OSError as error:
+            yield path, file, f"cannot be read ({error.strerror})"
 
 
 def _below(folder: Path, files: tuple[File, ...]) -> Located:

@@ -1,0 +1,105 @@
+"""`atlas data`: which data sets there are, and getting and testing them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from atlas.cli.console import console
+from atlas.data.fetch import fetch as fetch_set
+from atlas.data.files import File
+from atlas.data.sources import SOURCES
+from atlas.data.store import data_root, present, root_of
+from atlas.data.store import verify as verify_set
+from atlas.errors import DataError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    help="List, download and test the data sets that have a name. Your own need none of this: "
+    "`atlas train ... --set data=PATH` takes an .npz file or a folder of class folders.",
+)
+
+Name = Annotated[str, typer.Argument(help="A data set by name: see `atlas data list`.")]
+Root = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder of the sets, in torchvision's layout; default: $ATLAS_DATA, else ~/.cache/atlas."
+    ),
+]
+
+
+@app.command("list")
+def list_sets(root: Root = None) -> None:
+    """Show every data set that has a name, and whether it is here.
+
+    Example: `atlas data list --root ~/torchvision-data`
+    """
+    table = Table("name", "what", "classes", "licence", "here")
+    for name, source in SOURCES.items():
+        folder = root_of(name, root)
+        here = present(name, True, folder) and present(name, False, folder)
+        table.add_row(name, source.about, str(source.num_classes), source.licence, "yes" if here else "no")
+    console.print(table)
+    _say(f"Looked in {data_root(root)}. Get one with `atlas data fetch NAME`.")
+
+
+@app.command()
+def fetch(name: Name, root: Root = None) -> None:
+    """Download a data set over https, test it, and only then give it its name.
+
+    A download that broke off goes on where it was, a mirror that fails or lies is left for the next one, and
+    files that are there already are tested and left alone.
+
+    Example: `atlas data fetch cifar10`
+    """
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        tasks = {}
+
+        def report(file: File, done: int) -> None:
+            if file not in tasks:
+                tasks[file] = progress.add_task(file.name, total=file.size)
+            progress.update(tasks[file], completed=done)
+
+        paths = fetch_set(name, root, report)
+    _say("\n  ".join([f"{name} is complete and as published:", *map(str, paths)]))
+
+
+@app.command()
+def verify(name: Name, root: Root = None) -> None:
+    """Test every file of a data set that is here against its published length and digest. Changes nothing.
+
+    Example: `atlas data verify mnist --root ~/torchvision-data`
+    """
+    table, bad = Table("file", "bytes", "test", "result"), []
+    for path, file, problem in verify_set(name, root_of(name, root)):
+        table.add_row(path.name, f"{file.size:,}", file.digest.partition(":")[0], problem or "ok")
+        bad += [f"{path}: {problem}"] if problem else []
+    console.print(table)
+    if bad:
+        raise DataError(
+            f"{'; '.join(bad)}; nothing was changed: move it away and run `atlas data fetch {name}`"
+        )
+    _say(f"{name} in {path.parent} is complete and as published.")
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
