@@ -21,7 +21,7 @@ from atlas.training.log import Record
 class Display:
     """Two bars: the whole run (for a guided schedule its longest course) and the work at hand."""
 
-    def __init__(self, title: str, epochs: int, done: int, *, shown: bool) -> None:
+    def __init__(self, title: str, epochs: int, *, shown: bool) -> None:
         self.console = Console(stderr=True, quiet=not shown)
         self.live = shown and self.console.is_terminal
         self.bars = Progress(
@@ -36,7 +36,7 @@ class Display:
             disable=not self.live,
         )
         self.epochs = epochs
-        self.whole = self.bars.add_task(title, total=1.0 * epochs, completed=done)
+        self.whole = self.bars.add_task(title, total=1.0 * epochs)
         self.work = self.bars.add_task("", total=None)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:

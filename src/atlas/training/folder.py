@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,8 @@ from typing import Any
 
 from torch import Tensor
 
-from atlas.errors import CheckpointError, DiskError, LockError
+from atlas.config import Table, differences, fingerprint
+from atlas.errors import CheckpointError, DiskError, LockError, UsageError
 from atlas.training.checkpoint import PART, load_tensors, save_tensors, write_atomic
 
 
@@ -68,19 +70,33 @@ class RunFolder:
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
-    def write_config(self, config: Mapping[str, Any]) -> None:
-        write_atomic(self.config, (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+    def agree(self, table: Mapping[str, Any], allow_changes: bool = False) -> None:
+        """Write the configuration down, or see that it is the one that is there."""
+        if self.config.exists():
+            found = differences(self.read_config(), table)
+            if found and not allow_changes:
+                raise UsageError(
+                    f"{self.path} was made with another configuration: {'; '.join(found)}. Choose another "
+                    "folder, or allow changes (--allow-changes) to go on with the new values."
+                )
+            if not found:
+                return
+        whole = {"config": table, "hash": fingerprint(table), "command": " ".join(["atlas", *sys.argv[1:]])}
+        write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> Table:
         try:
-            config = json.loads(self.config.read_text())
-        except (OSError, ValueError) as error:
+            config = json.loads(self.config.read_text())["config"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} is not the folder of a run: {self.config.name}: {error}"
             ) from error
         if not isinstance(config, dict):
             raise CheckpointError(f"{self.config} holds {type(config).__name__}; wanted a table")
         return config
+
+    def save_weights(self, which: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        save_tensors({"best": self.best, "last": self.last}[which], weights, about)
 
     def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a new state. The one before stays, and is all there is while the new one is written."""

@@ -67,8 +67,10 @@ class Log:
         except OSError as error:
             raise DiskError(f"cannot write {path}: {error.strerror}; make room, then resume") from error
 
-    def size(self) -> int:
-        """Bytes of metrics so far, all of them on disk."""
+    def flush(self) -> int:
+        """Bring all to disk; how many bytes of metrics there are."""
+        if self.events is not None:
+            self.events.flush()
         if self.folder is None or not self.folder.metrics.exists():
             return 0
         with self.folder.metrics.open("rb") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,16 +12,13 @@ from torch import nn
 
 from atlas import config as conf
 from atlas import data, models
-from atlas.attacks import ATTACKS, Attack
-from atlas.errors import CheckpointError, UsageError
+from atlas.errors import CheckpointError
 from atlas.methods import METHODS, Method
-from atlas.threat import THREATS, Threat
+from atlas.threat import Threat
 from atlas.training.checkpoint import load_tensors
 from atlas.training.fit import Result, fit
 from atlas.training.folder import RunFolder
-from atlas.training.settings import Training
-
-REGISTRIES: conf.Registries = {Method: METHODS, Attack: ATTACKS, Threat: THREATS}
+from atlas.training.settings import REGISTRIES, Training
 
 
 @dataclass(frozen=True)
@@ -80,9 +76,6 @@ def train(
         "normalize": images.stats() if config.normalize else None,
     }
     model = _build(about, config.training.seed)
-    place = RunFolder(folder)
-    with place.locked():
-        _agree(place, config.table(), allow_changes)
     return fit(
         model,
         images,
@@ -91,8 +84,9 @@ def train(
         training=config.training,
         folder=folder,
         device=device or default_device(),
-        name=folder.name,
+        config=config.table(),
         about=about,
+        allow_changes=allow_changes,
         progress=progress,
     )
 
@@ -107,24 +101,9 @@ def _build(about: Mapping[str, Any], seed: int = 0) -> nn.Module:
     )
 
 
-def _agree(place: RunFolder, table: conf.Table, allow_changes: bool) -> None:
-    """Write the configuration down, or see that it is the one that is there."""
-    if place.config.exists():
-        found = conf.differences(place.read_config()["config"], table)
-        if found and not allow_changes:
-            raise UsageError(
-                f"{place.path} was made with another configuration: {'; '.join(found)}. Choose another "
-                "folder with --out, or go on with the new values with --allow-changes."
-            )
-        if not found:
-            return
-    command = " ".join(["atlas", *sys.argv[1:]])
-    place.write_config({"config": table, "hash": conf.fingerprint(table), "command": command})
-
-
 def load_config(folder: Path) -> RunConfig:
     """The configuration of the run in this folder."""
-    return RunConfig.of(RunFolder(folder).read_config().get("config", {}))
+    return RunConfig.of(RunFolder(folder).read_config())
 
 
 def load_model(weights: Path, device: torch.device | str | None = None) -> nn.Module:

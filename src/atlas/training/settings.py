@@ -9,10 +9,15 @@ from typing import Literal
 import torch
 from torch import nn
 
-from atlas.attacks import PGD, Attack, BatchNormMode
+from atlas.attacks import ATTACKS, PGD, Attack, BatchNormMode
+from atlas.config import Registries
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
+from atlas.methods import METHODS, Method
+from atlas.threat import THREATS, Threat
 from atlas.training.schedule import Schedule
+
+REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, Threat: THREATS}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,91 @@
+"""All tensors of a run: the model, its optimiser, its average and its best weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from atlas.errors import CheckpointError
+from atlas.training.settings import Training
+
+
+class Learner:
+    """What a step changes and a state saves."""
+
+    def __init__(self, model: nn.Module, training: Training) -> None:
+        self.model = model
+        self.device = next(model.parameters()).device
+        self.optimizer = training.optimizer.build(model.parameters())
+        average = get_ema_multi_avg_fn(training.ema)  # type: ignore[no-untyped-call]
+        self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True) if training.ema else None
+        self.best: dict[str, Tensor] = {}
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is validated and kept: the average of the weights where there is one."""
+        return self.ema.module if self.ema is not None else self.model
+
+    def backward(self, loss: Tensor) -> Tensor:
+        """Fresh gradients of the loss; returns their norm, a scalar."""
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients, foreach=True)
+
+    def update(self, lr: float) -> None:
+        """One step of the optimiser, and of the average."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.step()
+        if self.ema is not None:
+            self.ema.update_parameters(self.model)
+
+    def keep_best(self) -> None:
+        self.best = {k: v.detach().clone() for k, v in self.evaluated.state_dict().items()}
+
+    def return_to_best(self) -> None:
+        """The best weights again, with no memory of the way here."""
+        self.model.load_state_dict(self.best)
+        if self.ema is not None:
+            self.ema.module.load_state_dict(self.best)
+        self.optimizer.state.clear()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The whole state, by dotted names."""
+        parts: dict[str, Mapping[str, Tensor]] = {"model": self.model.state_dict(), "best": self.best}
+        if self.ema is not None:
+            parts["ema"] = self.ema.state_dict()
+        for number, slots in self.optimizer.state_dict()["state"].items():
+            parts[f"optimizer.{number}"] = {k: v for k, v in slots.items() if isinstance(v, Tensor)}
+        named = {f"{part}.{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
+        # Dropout draws from torch's own generator.
+        return named | {"torch_rng": torch.get_rng_state()}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take on a state made by `tensors`."""
+        try:
+            self.model.load_state_dict(_under(tensors, "model"))
+            if self.ema is not None:
+                self.ema.load_state_dict(_under(tensors, "ema"))
+            self._load_optimizer(_under(tensors, "optimizer"))
+            torch.set_rng_state(tensors["torch_rng"])
+        except (RuntimeError, KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"the saved state does not fit this model and optimiser: {error}"
+            ) from error
+        self.best = {k: v.to(self.device) for k, v in _under(tensors, "best").items()}
+
+    def _load_optimizer(self, tensors: Mapping[str, Tensor]) -> None:
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, tensor in tensors.items():
+            number, name = key.split(".", 1)
+            slots.setdefault(int(number), {})[name] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+
+
+def _under(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """The tensors whose names start with ``part.``, without it."""
+    return {k.removeprefix(part + "."): v for k, v in tensors.items() if k.startswith(part + ".")}

@@ -1,0 +1,213 @@
+"""One epoch after the other: the steps, the validation, and what is decided after it."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import frozen, lanes
+from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
+from atlas.errors import NumericError
+from atlas.methods import Method
+from atlas.objectives import probe_squared_jacobian
+from atlas.rng import Rng
+from atlas.threat import Threat
+from atlas.training.checkpoint import write_atomic
+from atlas.training.display import Display
+from atlas.training.learner import Learner
+from atlas.training.log import Log, Record
+from atlas.training.progress import Progress
+from atlas.training.settings import Training
+from atlas.training.signals import Requests
+
+PROBE_EVERY = 50
+"""Steps between two looks at the Jacobian: two passes each, about 1% of the work."""
+ROLLBACKS = 2
+ALPHA_FACTOR = 4.0
+"""A rollback raises alpha by this, and cuts the learning rate once."""
+
+
+class Trainer:
+    """Trains by epochs. Knows nothing of files but the log."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Images,
+        held_out: Images,
+        method: Method,
+        threat: Threat,
+        training: Training,
+        log: Log,
+        display: Display,
+        requests: Requests,
+    ) -> None:
+        self.images, self.held_out = images, held_out
+        self.base_method, self.threat, self.training = method, threat, training
+        self.log, self.display, self.requests = log, display, requests
+        self.schedule = training.schedule
+        self.learner = Learner(model, training)
+        self.num_batches = num_batches(len(images), training.batch_size)
+        self.at = Progress()
+        self.began = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """All but the tensors, as a plain table; the metrics are on disk first."""
+        return {"progress": asdict(self.at), "metrics_bytes": self.log.flush()}
+
+    def go_on_from(self, state: Mapping[str, Any]) -> None:
+        self.at = Progress.of(state["progress"])
+        self.log.open(state["metrics_bytes"], self.at.step)
+
+    @property
+    def method(self) -> Method:
+        """The method, with the larger alpha that each rollback brings."""
+        alpha = getattr(self.base_method, "alpha", 0.0)
+        if not (self.at.rollbacks and alpha):
+            return self.base_method
+        return replace(self.base_method, alpha=alpha * ALPHA_FACTOR**self.at.rollbacks)  # type: ignore[type-var]
+
+    @property
+    def now(self) -> float:
+        """Epochs done so far, with the part of the one under way."""
+        return self.at.epoch + self.at.batch / self.num_batches
+
+    @property
+    def lr(self) -> float:
+        return self.training.optimizer.lr * self.schedule.lr_factor(self.now, self.at.guide.cuts)
+
+    # --- an epoch of steps ---
+
+    def train_epoch(self, after_step: Callable[[], None] = lambda: None) -> None:
+        """The rest of the epoch under way. A signal that has come in ends it between two steps."""
+        self.began = time.monotonic()
+        self.log.time(event="epoch", epoch=self.at.epoch, batch=self.at.batch)
+        self.display.begin(f"epoch {self.at.epoch + 1}", self.num_batches, self.at.batch)
+        todo = batches(
+            self.images,
+            self.training.batch_size,
+            seed=self.training.seed,
+            epoch=self.at.epoch,
+            augment=AUGMENTS[self.training.augment],
+            device=self.learner.device,
+            first=self.at.batch,
+        )
+        for batch in todo:
+            self.step(batch)
+            self.display.advance_to(self.at.batch, epochs=self.now)
+            self.requests.check()
+            after_step()
+
+    def step(self, batch: Batch) -> None:
+        """One update of the weights."""
+        ids, x, y = batch
+        model, method, ramp = self.learner.model, self.method, self.schedule.ramp(self.now)
+        rng = Rng.lanes(self.training.seed, ids).fold("train", self.at.epoch)
+        threat = self.threat.at(ramp * self.threat.eps)
+        x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
+        model.train()
+        losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
+        loss = method.weigh(losses, ramp)
+        gradient = self.learner.backward(loss)
+        correct = (logits.argmax(1) == y).float()
+        self.take_in({"loss": loss, "gradient": gradient, **losses, "train_adv": correct}, ids)
+        self.learner.update(self.lr)
+        if self.at.step % PROBE_EVERY == 0:
+            self.probe(x_adv, rng.fold("probe"))
+        self.at.batch += 1
+        self.at.step += 1
+
+    def take_in(self, values: Mapping[str, Tensor], ids: Tensor) -> None:
+        """Add the batch to the epoch's sums; refuse what is not finite, before any update."""
+        means = torch.stack([value.detach().float().mean() for value in values.values()]).tolist()
+        numbers = dict(zip(values, means, strict=True))
+        if not all(map(math.isfinite, means)):
+            self.refuse(numbers, ids)
+        self.at.add(numbers, len(ids))
+
+    def refuse(self, numbers: Mapping[str, float], ids: Tensor) -> None:
+        where = {"epoch": self.at.epoch, "batch": self.at.batch, "step": self.at.step}
+        report = where | {"terms": {k: repr(v) for k, v in numbers.items()}, "examples": ids.tolist()}
+        noted = ""
+        if self.log.folder is not None:
+            path = self.log.folder.path / "not-finite.json"
+            write_atomic(path, (json.dumps(report, indent=2) + "\n").encode())
+            noted = f"; terms and examples are in {path}"
+        raise NumericError(
+            f"not finite in epoch {self.at.epoch + 1}, batch {self.at.batch + 1}, before the update: "
+            f"{dict(numbers)}{noted}. Try a smaller learning rate, or look at these examples."
+        )
+
+    def probe(self, x_adv: Tensor, rng: Rng) -> None:
+        """Write down ||J(x')||_F^2, whose jump tells of a collapse."""
+        with frozen(self.learner.model):
+            jacobian = probe_squared_jacobian(self.learner.model, x_adv, rng).mean().item()
+        self.at.probe(jacobian)
+        self.log.add({"kind": "probe", "epoch": self.at.epoch, "step": self.at.step, "jacobian": jacobian})
+
+    # --- the end of an epoch ---
+
+    def validate(self) -> tuple[float, float]:
+        """Clean and robust accuracy on validation images, at the full eps and always from the same starts."""
+        device = self.learner.device
+        x, y = self.held_out.pixels(slice(None), device), self.held_out.y.to(device)
+        rng = Rng.lanes(self.training.seed, self.held_out.ids.to(device)).fold("validation")
+        self.display.begin("validation", len(y))
+
+        def each_step(settled: int) -> None:
+            self.display.advance_to(settled)
+            self.requests.check()
+
+        attack = self.training.validation.attack
+        outcome = lanes.run(attack, self.learner.evaluated, x, y, self.threat, rng, each_step=each_step)
+        return int(outcome.clean.sum()) / len(y), int(outcome.robust.sum()) / len(y)
+
+    def close_epoch(self, clean: float, robust: float) -> Record:
+        """Write the epoch down and decide how to go on."""
+        at, epoch = self.at, self.at.epoch
+        record: Record = {"kind": "epoch", "epoch": epoch, "step": at.step}
+        record |= {"eps": self.schedule.ramp(self.now) * self.threat.eps, "lr": self.lr, **at.means()}
+        record |= {"jacobian": at.jacobian, "val_clean": clean, "val_robust": robust}
+        collapse = at.watch.look(epoch, robust, at.jacobian)
+        record["best"] = at.guide.update(epoch, robust, self.schedule)
+        record["collapse"] = collapse is not None
+        if record["best"]:
+            self.learner.keep_best()
+        self.log.add(record)
+        seconds = time.monotonic() - self.began
+        self.log.time(event="epoch done", epoch=epoch, seconds=round(seconds, 3))
+        self.display.epoch(record, seconds)
+        at.next_epoch()
+        at.ended = at.guide.finished(epoch, self.schedule)
+        if collapse:
+            self.handle(collapse)
+        return record
+
+    def handle(self, collapse: str) -> None:
+        """Announce a collapse, then do what `on_collapse` says."""
+        self.display.say(collapse, style="bold red")
+        action = self.training.on_collapse
+        if action == "rollback" and self.at.rollbacks < ROLLBACKS and self.at.ended is None:
+            self.roll_back()
+        elif action != "continue":
+            self.at.ended = self.at.ended or "collapse"
+
+    def roll_back(self) -> None:
+        """The best weights again, with a cut learning rate and a larger alpha."""
+        self.at.rollbacks += 1
+        self.at.guide.cut()
+        self.at.guide.since_best = 0
+        self.at.watch.collapsed = False
+        self.learner.return_to_best()
+        self.display.say(
+            f"rolled back to epoch {self.at.guide.best_epoch + 1}; going on with {self.method} "
+            f"and learning rate {self.lr:.2g}",
+            style="bold",
+        )
