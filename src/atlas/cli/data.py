@@ -20,7 +20,7 @@ from atlas.cli.console import console
 from atlas.data.fetch import fetch as fetch_set
 from atlas.data.files import File
 from atlas.data.sources import SOURCES
-from atlas.data.store import data_root, present, root_of
+from atlas.data.store import data_root, home, present
 from atlas.data.store import verify as verify_set
 from atlas.errors import DataError
 
@@ -48,11 +48,11 @@ def list_sets(root: Root = None) -> None:
     """
     table = Table("name", "what", "classes", "licence", "here")
     for name, source in SOURCES.items():
-        folder = root_of(name, root)
+        folder = data_root(name, root)
         here = present(name, True, folder) and present(name, False, folder)
         table.add_row(name, source.about, str(source.num_classes), source.licence, "yes" if here else "no")
     console.print(table)
-    _say(f"Looked in {data_root(root)}. Get one with `atlas data fetch NAME`.")
+    _say(f"Looked in {home(root)}. Get one with `atlas data fetch NAME`.")
 
 
 @app.command()
@@ -90,7 +90,7 @@ def verify(name: Name, root: Root = None) -> None:
     Example: `atlas data verify mnist --root ~/torchvision-data`
     """
     table, bad = Table("file", "bytes", "test", "result"), []
-    for path, file, problem in verify_set(name, root_of(name, root)):
+    for path, file, problem in verify_set(name, data_root(name, root)):
         table.add_row(path.name, f"{file.size:,}", file.digest.partition(":")[0], problem or "ok")
         bad += [f"{path}: {problem}"] if problem else []
     console.print(table)

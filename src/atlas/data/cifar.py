@@ -100,7 +100,7 @@ class _MakeDtype(_Inert):
     __slots__ = ()
 
     def __call__(self, code: object, *_: object) -> _Dtype:
-        if code not in (b"u1", "u1"):
+        if code != b"u1":
             raise pickle.UnpicklingError(f"an array of {code!r}, not of uint8")
         return _Dtype()
 
@@ -108,10 +108,7 @@ class _MakeDtype(_Inert):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> _Inert:
         """The stand-in of one of numpy's three; anything else is refused."""
-        if (module, name) in {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-        }:
+        if (module, name) == ("numpy.core.multiarray", "_reconstruct"):
             return _Reconstruct()
         if (module, name) == ("numpy", "dtype"):
             return _MakeDtype()

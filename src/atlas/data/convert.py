@@ -39,7 +39,7 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
     check_whole(y)
     y = y.to(torch.int64)
     if num_classes is None:
-        num_classes = int(y.max()) + 1 if len(y) else 0
+        num_classes = int(y.max()) + 1 if y.numel() else 0
     return Images(x, y, num_classes)
 
 
@@ -65,7 +65,14 @@ def _in_order(data: object) -> Iterable[Any]:
     if isinstance(data, DataLoader):
         once = isinstance(data.sampler, SequentialSampler) or _permutes(data.sampler)
         if once and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
-            return _guarded(DataLoader(data.dataset, data.batch_size, collate_fn=data.collate_fn))
+            return _guarded(
+                DataLoader(
+                    data.dataset,
+                    data.batch_size,
+                    collate_fn=data.collate_fn,
+                    num_workers=data.num_workers,
+                )
+            )
         return _guarded(data)
     if isinstance(data, Iterable) and not isinstance(data, str | dict):
         return data
@@ -97,8 +104,11 @@ def _tensor(what: str, value: object) -> Tensor:
     """A CPU tensor that shares the memory of a tensor or array where it can."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise DataError(f"{what}: {error}; wanted a tensor or an array") from error
     if array.dtype.kind not in "biuf":
         raise DataError(f"{what}: got an array of {array.dtype}; wanted numbers")
-    array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
-    return torch.from_numpy(array)
+    native = np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
+    return torch.from_numpy(np.require(array, native, ["C", "W"]))

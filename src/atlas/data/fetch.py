@@ -15,7 +15,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from atlas.data.files import File
 from atlas.data.sources import SOURCES
-from atlas.data.store import present, root_of, verify
+from atlas.data.store import data_root, present, verify
 from atlas.errors import DataError, DiskError, LockError, choose
 
 TRIES = 3  # for each mirror
@@ -42,7 +42,7 @@ def fetch(
     instead of those in the table; they are tried in order.
     """
     source = choose("data set", name, SOURCES)
-    folder = root_of(name, root)
+    folder = data_root(name, root)
     if not (present(name, True, folder) and present(name, False, folder)):
         form = source.forms[0]
         below = folder if form.tar else folder / form.folder

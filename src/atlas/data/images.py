@@ -42,10 +42,10 @@ class Images:
     ids: Tensor = _COUNTED
 
     def __post_init__(self) -> None:
-        if self.ids is _COUNTED:
-            object.__setattr__(self, "ids", torch.arange(len(self.y)))
         _check_x(self.x)
         _check_y(self.y, len(self.x), self.num_classes)
+        if self.ids is _COUNTED:
+            object.__setattr__(self, "ids", torch.arange(len(self.y)))
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
             raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
 

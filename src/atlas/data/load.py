@@ -12,7 +12,7 @@ from atlas.data import cifar, idx
 from atlas.data.images import Images
 from atlas.data.own import load_folder, load_npz
 from atlas.data.sources import SOURCES
-from atlas.data.store import find, root_of
+from atlas.data.store import data_root, find
 from atlas.errors import DataError, unknown
 
 PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
@@ -32,7 +32,7 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
     ./mnist for a folder of your own that is called like a named set.
     """
     if isinstance(name_or_path, str) and name_or_path in SOURCES:
-        return _load_named(name_or_path, train, root_of(name_or_path, root))
+        return _load_named(name_or_path, train, data_root(name_or_path, root))
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" and path.is_file():
         return load_npz(path, train)

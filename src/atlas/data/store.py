@@ -18,14 +18,14 @@ ENVIRONMENT = "ATLAS_DATA"
 Located = tuple[tuple[Path, File], ...]
 
 
-def data_root(root: Path | str | None = None) -> Path:
+def home(root: Path | str | None = None) -> Path:
     """The folder of the data sets: the argument, else $ATLAS_DATA, else ~/.cache/atlas."""
     return Path(root or os.environ.get(ENVIRONMENT) or "~/.cache/atlas").expanduser()
 
 
-def root_of(name: str, root: Path | str | None = None) -> Path:
-    """The folder where this set is looked for: `data_root`, or the package for the embedded one."""
-    return Path(__file__).parent if name == EMBEDDED else data_root(root)
+def data_root(name: str, root: Path | str | None = None) -> Path:
+    """The folder where this set is looked for: the data sets' folder, or the package for the embedded one."""
+    return Path(__file__).parent if name == EMBEDDED else home(root)
 
 
 @dataclass(frozen=True)
