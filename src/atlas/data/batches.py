@@ -18,13 +18,13 @@ def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]
 
     `size` is a count, or a share of the set if it is below 1. Both parts keep the order of the set.
     """
-    count = round(size * len(images)) if size < 1 else int(size)
-    if not 0 < count < len(images) or (size > 1 and count != size):
+    count = round(size * len(images)) if 0 < size < 1 else size
+    if not 0 < count < len(images) or count != int(count):
         raise DataError(
             f"validation size: got {size} of {len(images)} images; wanted a count, or a share below 1, that "
             "leaves at least one image on each side"
         )
-    order = _shuffled(images, seed, "split")
+    order, count = _shuffled(images, seed, "split"), int(count)
     return images.subset(order[count:].sort().values), images.subset(order[:count].sort().values)
 
 

@@ -26,7 +26,7 @@ class Batch(NamedTuple):
     y: Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Images:
     """Images and labels on the CPU, checked when built and never changed after.
 
@@ -48,6 +48,9 @@ class Images:
             object.__setattr__(self, "ids", torch.arange(len(self.y)))
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
             raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
+
+    def __repr__(self) -> str:
+        return f"Images({self.name!r}: {describe(self.x)}, {self.num_classes} classes)"
 
     def __len__(self) -> int:
         return len(self.y)
