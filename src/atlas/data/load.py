@@ -38,7 +38,7 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
         return load_npz(path, train)
     if path.is_dir():
         return load_folder(path, train)
-    if path.exists() or path.suffix == ".npz" or len(path.parts) > 1:
+    if isinstance(name_or_path, Path) or path.exists() or path.suffix == ".npz" or len(path.parts) > 1:
         found = "another kind of file" if path.exists() else "nothing"
         raise DataError(
             f"{path}: expected an .npz file or a folder of class folders of images, found {found}"

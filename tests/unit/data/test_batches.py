@@ -91,8 +91,8 @@ def test_a_single_image_left_over_joins_the_batch_before(n: int, batch_size: int
 def test_an_epoch_goes_on_from_any_batch(first: int) -> None:
     images = numbered(113)
     arguments = {"seed": 1, "epoch": 5, "augment": PadCropFlip(pad=2)}
-    whole = list(batches(images, 16, **arguments))  # type: ignore[arg-type]
-    rest = list(batches(images, 16, first=first, **arguments))  # type: ignore[arg-type]
+    whole = list(batches(images, 16, **arguments))
+    rest = list(batches(images, 16, first=first, **arguments))
     assert len(whole) == 7
     assert len(rest) == 7 - first
     for one, other in zip(whole[first:], rest, strict=True):

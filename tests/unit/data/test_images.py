@@ -157,7 +157,7 @@ SOURCES: dict[str, Callable[[], object]] = {
     "loader with workers": lambda: DataLoader(rows(), batch_size=2, num_workers=1),
     "loader without batches": lambda: DataLoader(
         [(pixels()[:3], LABELS[:3]), (pixels()[3:], LABELS[3:])], None
-    ),  # type: ignore[arg-type]
+    ),
     "list of batches": lambda: [(pixels()[:2], LABELS[:2]), (pixels()[2:], LABELS[2:])],
 }
 
@@ -177,7 +177,7 @@ def test_a_loaders_own_choice_of_examples_is_kept() -> None:
 
 def test_an_iterable_data_set_is_read() -> None:
     class Stream(IterableDataset[tuple[Tensor, Tensor]]):
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self):
             return iter(rows())
 
     assert torch.equal(as_images(Stream()).x, pixels())
