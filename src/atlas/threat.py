@@ -108,7 +108,10 @@ class L2(Threat):
         return (direction * radius * self.eps).view_as(x)
 
     def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        direction = torch.nn.functional.normalize(gradient.flatten(1), eps=1e-30).view_as(gradient)
+        # A sure or badly scaled model has gradients whose squares leave float32's range, so scale first.
+        flat = gradient.flatten(1)
+        largest = flat.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(flat.dtype).tiny)
+        direction = torch.nn.functional.normalize(flat / largest).view_as(gradient)
         if isinstance(size, Tensor):
             size = _per_example(size, x_adv)
         return x_adv + direction.mul_(size)
