@@ -63,7 +63,7 @@ class Validation:
     attack: Attack = PGD(steps=10)
 
     def __post_init__(self) -> None:
-        if not (0 < self.size < 1 or (self.size >= 1 and self.size == int(self.size))):
+        if not (0 < self.size < 1 or (1 <= self.size < float("inf") and self.size == int(self.size))):
             raise UsageError(
                 f"validation.size is {self.size}; wanted a whole number, or a share between 0 and 1"
             )
