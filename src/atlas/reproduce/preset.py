@@ -49,8 +49,9 @@ def _read(name_or_file: str) -> Table:
         raise unknown("preset", name_or_file, names())
     try:
         return tomllib.loads(source.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(f"{name_or_file} is not a TOML file: {error}") from error
+    except (ValueError, RecursionError, OSError) as error:
+        # ValueError: not UTF-8, not TOML, or a number of thousands of digits; the other: brackets as deep.
+        raise UsageError(f"{name_or_file} is not a TOML file that can be read: {error}") from error
 
 
 def _chain(name_or_file: str, depth: int) -> Table:
@@ -59,7 +60,7 @@ def _chain(name_or_file: str, depth: int) -> Table:
     base = table.pop("extends", None)
     if base is None:
         return table
-    if not isinstance(base, str) or "/" in base or depth == 0:
+    if not isinstance(base, str) or base.endswith(".toml") or depth == 0:
         raise UsageError(
             f"extends = {base!r} in {name_or_file}; wanted the name of a preset, not in a circle"
         )
