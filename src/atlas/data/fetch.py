@@ -99,6 +99,8 @@ def _get(url: str, part: Path, out: IO[bytes], file: File, report: Report) -> No
     """Bring `out` to the end from this address, however often the connection breaks; then test it."""
     reason = ""
     for _ in range(TRIES):
+        if _size(out) > file.size:
+            out.truncate(0)
         start = _size(out)
         try:
             _append(url, start, out, file, report)

@@ -25,30 +25,30 @@ def load_npz(path: Path, train: bool) -> Images:
 
     The number of classes is the largest label of both halves plus one. Pickled objects are refused.
     """
-    half = "train" if train else "test"
+    if not zipfile.is_zipfile(path):
+        raise DataError(f"{path}: not an .npz file of plain arrays (it is not a zip archive)")
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            names = set(arrays.files)
-            x, y = (f"x_{half}", f"y_{half}") if f"x_{half}" in names or not train else ("x", "y")
-            if not {x, y} <= names:
-                raise DataError(
-                    f"{path}: expected arrays {x} and {y}, found {', '.join(sorted(names)) or 'none'}; save "
-                    "the set with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
-                )
-            labels = [arrays[name] for name in names & {"y", "y_train", "y_test"}]
+            x, y = _names(path, train, arrays.files)
+            labels = [arrays[name] for name in {"y", "y_train", "y_test"}.intersection(arrays.files)]
             pair = arrays[x], arrays[y]
-    except (
-        ValueError,
-        OSError,
-        EOFError,
-        AttributeError,
-        MemoryError,
-        zipfile.BadZipFile,
-        zlib.error,
-    ) as error:
+    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
-    largest = max((int(array.max()) for array in labels if array.size), default=-1)
+    largest = max(
+        (int(array.max()) for array in labels if array.dtype.kind in "iu" and array.size), default=0
+    )
     return _named(as_images(pair, largest + 1), path)
+
+
+def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
+    half = "train" if train else "test"
+    names = (f"x_{half}", f"y_{half}") if f"x_{half}" in found or not train else ("x", "y")
+    if not set(names) <= set(found):
+        raise DataError(
+            f"{path}: expected arrays {' and '.join(names)}, found {', '.join(sorted(found)) or 'none'}; "
+            "save the set with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
+        )
+    return names
 
 
 def load_folder(path: Path, train: bool) -> Images:
