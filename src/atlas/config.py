@@ -41,6 +41,17 @@ def build(target: Callable[..., T], table: Mapping[str, Any], registries: Regist
     return target(**values)
 
 
+def check_choices(value: Any) -> None:
+    """Refuse a dataclass with a `Literal` field that is none of its choices.
+
+    `build` checks types, but values are also made in Python, where a misspelt choice would pass for some
+    other one.
+    """
+    for name, wanted in get_type_hints(type(value)).items():
+        if get_origin(wanted) is Literal:
+            _parse(getattr(value, name), wanted, {}, f"{type(value).__name__}.{name}")
+
+
 def _path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 

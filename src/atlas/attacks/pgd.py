@@ -10,12 +10,12 @@ from torch import Tensor
 
 from atlas.attacks.attack import Attack, State
 from atlas.attacks.frozen import Model
-from atlas.errors import UsageError, choose, unknown
+from atlas.config import check_choices
+from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
 from atlas.rng import Rng
 from atlas.threat import Threat
 
-STARTS = ("uniform", "gaussian", "clean")
 GAUSSIAN_START = 0.001
 """TRADES starts at x + 0.001 N(0, 1): at x itself the gradient of its KL objective is exactly 0."""
 
@@ -41,9 +41,8 @@ class PGD(Attack):
     decay: bool = False
 
     def __post_init__(self) -> None:
+        check_choices(self)
         choose("objective", self.objective, ATTACK_OBJECTIVES)
-        if self.start_at not in STARTS:
-            raise unknown("start", self.start_at, STARTS)
         if self.steps < 1 or self.restarts < 1:
             raise UsageError(f"steps is {self.steps}, restarts is {self.restarts}; wanted 1 or more of each")
         if self.step_size is not None and self.relative_step is not None:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from atlas.config import check_choices
 from atlas.errors import UsageError
 
 
@@ -31,6 +32,7 @@ class Schedule:
     milestones: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if self.epochs < 1 or self.plateau < 1 or self.patience < 1 or self.ramp_epochs < 0:
             raise UsageError(
                 f"epochs {self.epochs}, plateau {self.plateau}, patience {self.patience}, ramp_epochs "

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atlas.attacks import ATTACKS, PGD, Attack, BatchNormMode
-from atlas.config import Registries
+from atlas.config import Registries, check_choices
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
@@ -31,6 +31,7 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        check_choices(self)
         if not 0 < self.lr < float("inf"):
             raise UsageError(f"lr is {self.lr}; wanted a number above 0")
         if not 0 <= self.momentum < 1:
@@ -88,6 +89,7 @@ class Training:
     validation: Validation = Validation()
 
     def __post_init__(self) -> None:
+        check_choices(self)
         choose("augment", self.augment, AUGMENTS)
         if self.batch_size < 2:
             raise UsageError(f"batch_size is {self.batch_size}; wanted 2 or more")
