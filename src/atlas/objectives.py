@@ -37,6 +37,12 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return others.amax(1) - correct[:, 0]
 
 
+def check_projections(projections: object) -> None:
+    """Refuse what `squared_jacobian` cannot take."""
+    if projections != "exact" and not (isinstance(projections, int) and projections >= 1):
+        raise UsageError(f"projections is {projections!r}; wanted a whole number from 1, or 'exact'")
+
+
 def squared_jacobian(
     logits: Tensor, x: Tensor, rng: Rng, projections: Projections = 1, *, create_graph: bool = True
 ) -> Tensor:
@@ -46,13 +52,12 @@ def squared_jacobian(
     and one backward pass gives it whatever C is; `projections` of them are averaged. "exact" takes one
     backward pass for each class. It is the square, without a factor 1/2 (App. A.1).
     """
+    check_projections(projections)
     classes = logits.shape[1]
     if projections == "exact":
         directions = list(torch.eye(classes, dtype=logits.dtype, device=logits.device).unsqueeze(1))
         scale = 1.0
     else:
-        if projections < 1:
-            raise UsageError(f"projections is {projections}; wanted a whole number from 1, or 'exact'")
         directions = [rng.fold("projection", k).sphere(classes, logits.dtype) for k in range(projections)]
         scale = classes / projections
     total = torch.zeros(len(x), dtype=x.dtype, device=x.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlas.attacks import Attack, BatchNormMode, Model
 from atlas.errors import UsageError
-from atlas.objectives import Projections, cross_entropy, logits_and_squared_jacobian
+from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.threat import Threat
 
@@ -51,6 +51,7 @@ class Method(ABC):
         for name, weight in self.weights.items():
             if not 0 <= weight < float("inf"):
                 raise UsageError(f"{type(self).__name__}: the weight of {name} is {weight}; wanted 0 or more")
+        check_projections(getattr(self, "projections", 1))
 
     @property
     def weights(self) -> Mapping[str, float]:
