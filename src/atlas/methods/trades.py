@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
 
-from atlas.attacks import FGSM, Attack, Model
+from atlas.attacks import FGSM, Attack, BatchNormMode, Model
 from atlas.methods.method import Method, Terms, local_terms
 from atlas.objectives import Projections, kl
 from atlas.rng import Rng
+from atlas.threat import Threat
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class TradesJac(Method):
     def weights(self) -> Mapping[str, float]:
         return {"jac": self.alpha, "kl": self.beta}
 
+    def craft(
+        self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
+    ) -> Tensor:
+        """x_adv, which only the KL term needs: x itself where that term has no weight."""
+        return super().craft(model, x, y, threat, rng, mode) if self.beta else x
+
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
         losses, logits = local_terms(model, x, y, self.alpha, self.projections, rng)
         if not self.beta:
@@ -40,16 +47,9 @@ class TradesJac(Method):
 
 
 @dataclass(frozen=True)
-class Trades(Method):
+class Trades(TradesJac):
     """CE(x) + beta KL(p(x) || p(x'))."""
 
+    alpha: float = field(default=0.0, init=False)
     beta: float = 1.0
-    attack: Attack = FGSM(objective="kl")
-    objective: ClassVar[str] = "kl"
-
-    @property
-    def weights(self) -> Mapping[str, float]:
-        return {"kl": self.beta}
-
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        return TradesJac(alpha=0.0, beta=self.beta).terms(model, x, x_adv, y, rng)
+    projections: Projections = field(default=1, init=False)
