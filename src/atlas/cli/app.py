@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from atlas.cli import train
+from atlas.cli import data, demo, train
 
 app = typer.Typer(
     name="atlas",
@@ -14,5 +14,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Adversarial training via local stability: train robust classifiers, and learn how robust they are.",
 )
+app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("presets")(train.presets)
+app.add_typer(data.app, name="data")

@@ -173,6 +173,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _require_secure(url: str) -> None:
+    """Refuse any address but https; http to this very machine cannot be listened to."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname == "127.0.0.1"):
         raise _Refused("expected an https address")

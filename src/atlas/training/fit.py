@@ -40,6 +40,8 @@ class Result:
     """The record of each epoch, as in `metrics.jsonl`."""
     ended: str
     """Why training ended."""
+    seconds: float
+    """Time spent in epochs, over all starts of the run."""
     folder: Path | None
 
 
@@ -72,9 +74,11 @@ def fit(
     with (
         place.locked() if place else nullcontext(),
         caught_signals() as requests,
+        torch.random.fork_rng(),
         Display(title, training.schedule.epochs, shown=progress) as display,
         Log(place) as log,
     ):
+        torch.manual_seed(training.seed)  # for dropout; all else has streams of its own
         if place:
             parts = {"method": method, "threat": threat, "training": training}
             own = {name: table_of(part, REGISTRIES) for name, part in parts.items()}
@@ -113,9 +117,15 @@ class _Keeper:
             self.save()
         self.export("last")
         trainer.learner.model.load_state_dict(trainer.learner.best)
-        guide, where = trainer.at.guide, self.folder.path if self.folder else None
-        ended = trainer.at.ended
-        return Result(trainer.learner.model, guide.best_epoch, guide.best, trainer.log.epochs, ended, where)
+        return Result(
+            model=trainer.learner.model,
+            best_epoch=trainer.at.guide.best_epoch,
+            best_robust=trainer.at.guide.best,
+            epochs=trainer.log.epochs,
+            ended=trainer.at.ended,
+            seconds=trainer.log.seconds,
+            folder=self.folder.path if self.folder else None,
+        )
 
     def export(self, which: str) -> None:
         """The evaluated weights as a file of their own."""

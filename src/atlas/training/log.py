@@ -27,6 +27,8 @@ class Log:
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
         self.epochs: list[Record] = []
+        self.seconds = 0.0
+        """Time spent in epochs so far, over all starts of the run."""
         self.events: SummaryWriter | None = None
 
     def open(self, size: int, step: int) -> None:
@@ -34,6 +36,9 @@ class Log:
         if self.folder is None:
             return
         self.epochs = [r for r in self._cut(self.folder.metrics, size) if r["kind"] == "epoch"]
+        if self.folder.timing.exists():
+            lines = self.folder.timing.read_text().splitlines()
+            self.seconds = sum(json.loads(line).get("seconds", 0.0) for line in lines)
         self.events = SummaryWriter(str(self.folder.tensorboard), purge_step=step)
 
     def _cut(self, path: Path, size: int) -> list[Record]:
@@ -57,6 +62,7 @@ class Log:
                 self.events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def time(self, **record: Any) -> None:
+        self.seconds += record.get("seconds", 0.0)
         if self.folder is not None:
             self._append(self.folder.timing, {"at": round(time.time(), 3), **record})
 

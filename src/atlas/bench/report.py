@@ -1,0 +1,99 @@
+"""The measured times as a plain table, as rows of text, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from atlas.bench.cases import REFERENCE
+from atlas.bench.passes import EQUATIONS
+from atlas.bench.step import Timing
+from atlas.errors import UsageError
+from atlas.training.checkpoint import write_atomic
+
+BEGIN, END = "<!-- begin: atlas bench step -->", "<!-- end: atlas bench step -->"
+HEADINGS = ("method", "step, ms", "bare, ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")
+REFERENCE_COST = EQUATIONS["adv"].passes.attacked(1).cost
+
+
+def summary(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    """For each method: quartiles of times and of ratios within a repeat, the passes, and every second."""
+    reference = np.array(next(t.step for t in timings if t.case.label == REFERENCE))
+    return [
+        {
+            "method": t.case.label,
+            "passes": t.case.passes.cost if t.case.passes else None,
+            "step_ms": _quartiles(1e3 * np.array(t.step)),
+            "bare_ms": _quartiles(1e3 * np.array(t.bare)) if t.bare else None,
+            "step_over_bare": _quartiles(np.array(t.step) / np.array(t.bare)) if t.bare else None,
+            "step_over_reference": _quartiles(np.array(t.step) / reference),
+            "seconds": {"step": t.step, "bare": t.bare},
+        }
+        for t in timings
+    ]
+
+
+def _quartiles(values: np.ndarray[Any, Any]) -> list[float]:
+    return [float(q) for q in np.quantile(values, (0.25, 0.5, 0.75))]
+
+
+def rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A summary as text under `HEADINGS`: medians, with the quartiles of the ratios in brackets."""
+    return [
+        (
+            m["method"],
+            f"{m['step_ms'][1]:.1f}",
+            f"{m['bare_ms'][1]:.1f}" if m["bare_ms"] else "-",
+            _ratio(m["step_over_bare"]),
+            _ratio(m["step_over_reference"]),
+            str(m["passes"] or "-"),
+            f"{m['passes'] / REFERENCE_COST:.2f}" if m["passes"] else "-",
+        )
+        for m in methods
+    ]
+
+
+def _ratio(quartiles: Sequence[float] | None) -> str:
+    if quartiles is None:
+        return "-"
+    low, median, high = quartiles
+    return f"{median:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def facts(report: Mapping[str, Any]) -> str:
+    """One line on the circumstances of a measurement."""
+    m = report["machine"]
+    return (
+        f"{m['device']} ({m['cpu']}, {m['cores']} cores, {m['threads']} threads), torch {m['torch']}, "
+        f"batch {report['batch']}, median [quartiles] of {report['repeats']} repeats, "
+        f"load average before the start {m['load_before']}"
+    )
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """All models of a report, a table each."""
+    parts = [f"Measured on {facts(report)}."]
+    for model in report["models"]:
+        lines = [HEADINGS, ("---",) * len(HEADINGS), *rows(model["methods"])]
+        shape = "x".join(map(str, model["shape"]))
+        parts.append(f"**{model['model']}**, {shape}")
+        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+    return "\n\n".join(parts)
+
+
+def check_markers(path: Path) -> None:
+    """Refuse a file that has no place for the table, before an hour is spent on measuring."""
+    text = path.read_text() if path.is_file() else ""
+    if not (text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END)):
+        raise UsageError(f"{path} has no place for the table; wanted a file with the lines {BEGIN} and {END}")
+
+
+def put_between_markers(path: Path, text: str) -> None:
+    """Replace what the file has between the two marker lines."""
+    check_markers(path)
+    before, _, rest = path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    write_atomic(path, f"{before}{BEGIN}\n{text}\n{END}{after}".encode())

@@ -1,0 +1,123 @@
+"""A training step over its bare passes, measured side by side.
+
+In every repeat each method runs its step and its bare passes one right after the other, so that what
+else the machine does falls on both; a ratio is the median of the repeats' own ratios.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import nn
+
+from atlas.bench.cases import Case
+from atlas.bench.passes import Bare
+from atlas.data import Batch, Images
+from atlas.rng import Rng
+from atlas.threat import Linf
+from atlas.training import Optimizer, Schedule, Training
+from atlas.training.display import Display
+from atlas.training.log import Log
+from atlas.training.signals import Requests
+from atlas.training.trainer import Trainer
+
+CLASSES = 10
+THREAT = Linf(8 / 255)
+WARM_UP = 2
+"""Rounds that are not counted: the first fills caches and momenta, and looks at the Jacobian."""
+# Small enough that the weights stay where they are: no time depends on it.
+OPTIMIZER = Optimizer(lr=1e-5, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What is timed side by side: `fit`'s own step on a batch, and the bare passes."""
+
+    case: Case
+    step: Callable[[], None]
+    bare: Callable[[], None] | None
+
+
+@dataclass
+class Timing:
+    """The seconds of each repeat."""
+
+    case: Case
+    step: list[float] = field(default_factory=list)
+    bare: list[float] = field(default_factory=list)
+    """Empty where the method has no equation to be held against."""
+
+
+def pairs(model: nn.Module, cases: Sequence[Case], batch: Batch) -> list[Pair]:
+    """A pair for each case, all of the same model and batch."""
+    x, y = batch.x, batch.y
+    rng = Rng.lanes(0, batch.ids)
+    optimizer = torch.optim.SGD(model.parameters(), OPTIMIZER.lr, OPTIMIZER.momentum)
+    bare = Bare(model, optimizer, x, THREAT.random_start(x, rng), y, rng.sphere(CLASSES, x.dtype))
+    return [
+        Pair(
+            case,
+            partial(_trainer(model, case, batch).step, batch),
+            partial(case.equation.run, bare, case.steps) if case.equation else None,
+        )
+        for case in cases
+    ]
+
+
+def _trainer(model: nn.Module, case: Case, batch: Batch) -> Trainer:
+    """The trainer that `fit` runs, at the full eps from the first step, without files or display."""
+    training = Training(len(batch.y), optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
+    images = Images(batch.x.cpu(), batch.y.cpu(), CLASSES)
+    display = Display("", 1, shown=False)
+    return Trainer(model, images, images, case.method, THREAT, training, Log(None), display, Requests())
+
+
+def random_batch(size: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Batch:
+    """Images of noise with labels of chance."""
+    ids = torch.arange(size, device=device)
+    rng = Rng.lanes(0, ids)
+    return Batch(ids, rng.fold("x").uniform(shape), rng.fold("y").bits(()).remainder(CLASSES))
+
+
+def measure(
+    model: nn.Module,
+    cases: Sequence[Case],
+    batch: Batch,
+    repeats: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    each: Callable[[], None] = lambda: None,
+) -> list[Timing]:
+    """Time all cases `repeats` times, in an order that changes from repeat to repeat.
+
+    The step goes first in every other repeat, the bare passes in the rest. `each` is called after a case.
+    """
+    todo = [(pair, Timing(pair.case)) for pair in pairs(model, cases, batch)]
+    order = random.Random(0)
+    for repeat in range(-WARM_UP, repeats):
+        for pair, timing in order.sample(todo, len(todo)):
+            both = [(pair.step, timing.step)] + ([(pair.bare, timing.bare)] if pair.bare else [])
+            for run, seconds in both if repeat % 2 else reversed(both):
+                taken = _seconds(run, clock, batch.x.device)
+                if repeat >= 0:
+                    seconds.append(taken)
+            each()
+    return [timing for _, timing in todo]
+
+
+def _seconds(run: Callable[[], None], clock: Callable[[], float], device: torch.device) -> float:
+    _wait_for(device)
+    began = clock()
+    run()
+    _wait_for(device)
+    return clock() - began
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,5 @@
+"""Evaluation: accuracies that carry their n and interval."""
+
+from atlas.evaluation.score import Score, score
+
+__all__ = ["Score", "score"]

@@ -1,0 +1,58 @@
+"""How many stay right: accuracy with its n and a 95% interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import nn
+
+from atlas.attacks import Attack, lanes
+from atlas.data import Images
+from atlas.rng import Rng
+from atlas.threat import Threat
+
+Z_95 = 1.959963984540054
+"""The 97.5% point of the standard normal distribution."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """`right` of `n` examples."""
+
+    right: int
+    n: int
+
+    @property
+    def rate(self) -> float:
+        return self.right / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95% score interval, which holds near 0 and 1 too."""
+        n, p = self.n, self.rate
+        centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+        half = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2)) / (1 + Z_95**2 / n)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.rate:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def score(
+    model: nn.Module,
+    images: Images,
+    attack: Attack,
+    threat: Threat,
+    *,
+    seed: int = 0,
+    each_step: Callable[[int], None] = lambda settled: None,
+) -> tuple[Score, Score]:
+    """(clean, robust): right on the image itself, and right whatever the attack finds."""
+    device = next(model.parameters()).device
+    x, y = images.pixels(slice(None), device), images.y.to(device)
+    rng = Rng.lanes(seed, images.ids.to(device)).fold("evaluation")
+    outcome = lanes.run(attack, model, x, y, threat, rng, each_step=each_step)
+    return Score(int(outcome.clean.sum()), len(y)), Score(int(outcome.robust.sum()), len(y))
