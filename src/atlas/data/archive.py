@@ -71,13 +71,13 @@ def _members(stream: _Capped, names: dict[str, File], where: str) -> dict[str, b
 
 
 class _Capped:
-    """A stream that refuses to give more than `limit` bytes in all."""
+    """A stream that refuses to give more than `limit` bytes in all. tarfile asks for 10 kB at a time."""
 
     def __init__(self, stream: lzma.LZMAFile | gzip.GzipFile, limit: int, where: str) -> None:
         self.stream, self.left, self.limit, self.where = stream, limit, limit, where
 
     def read(self, size: int) -> bytes:
-        data = self.stream.read(min(size, self.left + 1))
+        data = self.stream.read(size)
         self.left -= len(data)
         if self.left < 0:
             raise DataError(

@@ -130,7 +130,7 @@ def _append(url: str, start: int, out: IO[bytes], file: File, report: Report) ->
     headers = {"User-Agent": "atlas-robust"} | ({"Range": f"bytes={start}-"} if start else {})
     with build_opener(_SecureRedirects()).open(Request(url, headers=headers), timeout=TIMEOUT) as response:
         done = _agree(response, start, out, file)
-        while chunk := response.read(min(_CHUNK, file.size + 1 - done)):
+        while chunk := response.read(_CHUNK):
             done += len(chunk)
             if done > file.size:
                 out.truncate(0)

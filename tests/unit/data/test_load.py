@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,13 @@ def test_damaged_cifar_is_refused_and_left_alone(cifar_toy: Any, snapshot: Any, 
     with pytest.raises(DataError, match=f"{path.name}: expected .*, found"):
         load("cifar-toy", True, cifar_toy.root)
     assert snapshot() == before
+
+
+def test_a_file_that_is_absurdly_long_is_refused_unread(idx_toy: Any) -> None:
+    path = idx_toy.write("open")[0]
+    os.truncate(path, 1 << 42)  # a hole: it takes no room on the disk
+    with pytest.raises(DataError, match="expected 616 bytes, found 4398046511104"):
+        load("idx-toy", True, idx_toy.root)
 
 
 def test_nothing_there_says_what_was_looked_for_and_what_to_do(tmp_path: Path) -> None:

@@ -201,13 +201,14 @@ def test_a_decompression_bomb_is_refused_undecoded(tmp_path: Path) -> None:
         load(tmp_path / "bomb")
 
 
-def test_a_format_off_the_list_is_refused_whatever_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["eps", "pcx"])
+def test_a_format_off_the_list_is_refused_whatever_its_name(tmp_path: Path, kind: str) -> None:
     """EPS would start another program."""
-    (tmp_path / "eps" / "a").mkdir(parents=True)
-    Image.fromarray(COLOUR[0]).save(tmp_path / "eps" / "a" / "1.eps")
-    (tmp_path / "eps" / "a" / "1.eps").rename(tmp_path / "eps" / "a" / "1.png")
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    Image.fromarray(COLOUR[0]).save(tmp_path / f"1.{kind}")
+    (tmp_path / f"1.{kind}").rename(tmp_path / "set" / "a" / "1.png")
     with pytest.raises(DataError, match=r"1\.png: cannot be decoded"):
-        load(tmp_path / "eps")
+        load(tmp_path / "set")
 
 
 @pytest.mark.parametrize("kept", [0, 20, 60])
