@@ -15,7 +15,7 @@ from atlas.errors import UsageError
 from atlas.training.checkpoint import write_atomic
 
 BEGIN, END = "<!-- begin: atlas bench step -->", "<!-- end: atlas bench step -->"
-HEADINGS = ("method", "step, ms", "bare, ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")
+HEADINGS = ("method", "step ms", "bare ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")
 REFERENCE_COST = EQUATIONS["adv"].passes.attacked(1).cost
 
 
@@ -60,7 +60,7 @@ def _ratio(quartiles: Sequence[float] | None) -> str:
     if quartiles is None:
         return "-"
     low, median, high = quartiles
-    return f"{median:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
 def facts(report: Mapping[str, Any]) -> str:

@@ -104,9 +104,8 @@ def _measured(
 
 
 def _table(measured: dict[str, Any]) -> Table:
-    table = Table(
-        title=f"{measured['model']}, {measured['parameters']:,} weights", title_justify="left", box=None
-    )
+    title = f"{measured['model']}, {measured['parameters']:,} weights"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for number, heading in enumerate(bench.HEADINGS):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in bench.rows(measured["methods"]):

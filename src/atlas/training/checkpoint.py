@@ -20,6 +20,8 @@ from torch import Tensor
 
 from atlas.errors import CheckpointError, DiskError
 
+LABEL = "atlas"
+"""The one entry in the header of our safetensors."""
 PART = ".part"
 """The ending of a file that is being written."""
 
@@ -62,23 +64,29 @@ def sync_folder(folder: Path) -> None:
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
     """Tensors and a JSON-able table in one safetensors file with a checksum over both."""
     plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
-    text = json.dumps(about, sort_keys=True)
-    write_atomic(path, to_bytes(plain, metadata={"about": text, "sha256": _digest(plain, text)}))
+    text = json.dumps(about)
+    # One entry, because safetensors writes several in a random order, and equal contents make equal files.
+    label = json.dumps({"about": text, "sha256": _digest(plain, text)}, sort_keys=True)
+    write_atomic(path, to_bytes(plain, metadata={LABEL: label}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the table of a file by `save_tensors`, verified."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+            label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
+            # Copies, because the file may be replaced while they are in use.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        text, wanted = str(label["about"]), label["sha256"]
+    except KeyError:
+        raise CheckpointError(f"{path} was not written by atlas: it has no checksum") from None
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    wanted = metadata.get("sha256", "no checksum")
-    found = _digest(tensors, metadata.get("about", ""))
+    found = _digest(tensors, text)
     if wanted != found:
         raise CheckpointError(f"{path} is damaged: expected sha256 {wanted}, found {found}")
-    return tensors, json.loads(metadata["about"])
+    about: dict[str, Any] = json.loads(text)
+    return tensors, about
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
