@@ -1,0 +1,136 @@
+"""Per-example scalars, against numpy. The Jacobian's own tests are tests/oracle/test_jacobian.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from atlas.errors import UsageError
+from atlas.objectives import (
+    ATTACK_OBJECTIVES,
+    NEEDS_CLEAN_LOGITS,
+    cross_entropy,
+    kl,
+    margin,
+    squared_jacobian,
+)
+from atlas.rng import Rng
+
+quick = settings(deadline=None, derandomize=True, max_examples=100)
+
+
+@st.composite
+def logits(draw: st.DrawFn, pairs: bool = False) -> tuple[Tensor, Tensor]:
+    """[B, C] logits with labels, or two sets of logits."""
+    shape = draw(st.integers(1, 4)), draw(st.integers(2, 7))
+    values = st.lists(
+        st.floats(-30, 30, allow_subnormal=False), min_size=shape[0] * shape[1], max_size=shape[0] * shape[1]
+    )
+    first = torch.tensor(draw(values), dtype=torch.float64).view(shape)
+    if pairs:
+        return first, torch.tensor(draw(values), dtype=torch.float64).view(shape)
+    labels = st.lists(st.integers(0, shape[1] - 1), min_size=shape[0], max_size=shape[0])
+    return first, torch.tensor(draw(labels))
+
+
+def probabilities(z: Tensor) -> np.ndarray:
+    e = np.exp(z.numpy() - z.numpy().max(1, keepdims=True))
+    return np.asarray(e / e.sum(1, keepdims=True))
+
+
+@quick
+@given(logits())
+def test_cross_entropy(case: tuple[Tensor, Tensor]) -> None:
+    z, y = case
+    wanted = -np.log(probabilities(z)[np.arange(len(y)), y.numpy()])
+    np.testing.assert_allclose(cross_entropy(z, y), wanted, rtol=1e-9, atol=1e-12)
+
+
+@quick
+@given(logits(pairs=True))
+def test_kl(case: tuple[Tensor, Tensor]) -> None:
+    p, q = map(probabilities, case)
+    wanted = (p * np.log(p / q)).sum(1)
+    np.testing.assert_allclose(kl(*case), wanted, rtol=1e-8, atol=1e-10)
+    assert (kl(*case) >= -1e-12).all()
+
+
+@quick
+@given(logits())
+def test_kl_sees_differences_of_logits_only(case: tuple[Tensor, Tensor]) -> None:
+    """A.2: equal differences between logits are enough for the global term to vanish."""
+    z, _ = case
+    assert kl(z, z).abs().max() < 1e-12
+    assert kl(z + 3.0, z).abs().max() < 1e-12
+
+
+def test_kl_gradients_through_both_arguments() -> None:
+    """d/dz_q = q - p, and d/dz_p = p (log p/q - KL), by hand."""
+    zp, zq = (torch.randn(3, 5, dtype=torch.float64).requires_grad_() for _ in range(2))
+    value = kl(zp, zq)
+    value.sum().backward()
+    p, q = zp.detach().softmax(1), zq.detach().softmax(1)
+    torch.testing.assert_close(zq.grad, q - p)
+    torch.testing.assert_close(zp.grad, p * (torch.log(p / q) - value.detach()[:, None]))
+
+
+def test_two_class_values_by_hand() -> None:
+    """p = (0.8, 0.2), q = (0.4, 0.6), both ways round."""
+    zp, zq = torch.log(torch.tensor([[0.8, 0.2], [0.4, 0.6]], dtype=torch.float64)).split(1)
+    there = 0.8 * np.log(2) + 0.2 * np.log(1 / 3)
+    back = 0.4 * np.log(0.5) + 0.6 * np.log(3)
+    assert kl(zp, zq).item() == pytest.approx(there, rel=1e-12)
+    assert kl(zq, zp).item() == pytest.approx(back, rel=1e-12)
+    assert ATTACK_OBJECTIVES["kl"](zq, torch.tensor([0]), zp).item() == pytest.approx(there, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extreme_logits(dtype: torch.dtype) -> None:
+    zp = torch.tensor([[1e4, -1e4], [0.0, 1e4], [-1e4, 1e4]], dtype=dtype, requires_grad=True)
+    zq = torch.tensor([[-1e4, 1e4], [1e4, 0.0], [-1e4, 1e4]], dtype=dtype, requires_grad=True)
+    y = torch.tensor([1, 0, 1])
+    for value in (kl(zp, zq), cross_entropy(zp, y), margin(zp, y)):
+        assert value.isfinite().all()
+        for gradient in torch.autograd.grad(value.sum(), [zp, zq], allow_unused=True):
+            assert gradient is None or gradient.isfinite().all()
+    torch.testing.assert_close(kl(zp, zq), torch.tensor([2e4, 1e4, 0.0], dtype=dtype))
+    torch.testing.assert_close(cross_entropy(zp, y), torch.tensor([2e4, 1e4, 0.0], dtype=dtype))
+
+
+@quick
+@given(logits())
+def test_margin(case: tuple[Tensor, Tensor]) -> None:
+    z, y = case
+    for got, row, label in zip(margin(z, y).tolist(), z.tolist(), y.tolist(), strict=True):
+        best_other = max(v for i, v in enumerate(row) if i != label)
+        assert got == best_other - row[label]
+
+
+def test_margin_is_positive_exactly_where_the_class_is_wrong() -> None:
+    z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.randint(4, (200,), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(margin(z, y) > 0, z.argmax(1) != y)
+
+
+@pytest.mark.parametrize("name", ATTACK_OBJECTIVES)
+def test_attack_objectives_are_per_example(name: str) -> None:
+    z, clean = torch.randn(2, 6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(6) % 5
+    objective = ATTACK_OBJECTIVES[name]
+    together = objective(z, y, clean)
+    assert together.shape == (6,)
+    alone = [objective(z[i : i + 1], y[i : i + 1], clean[i : i + 1]) for i in range(6)]
+    torch.testing.assert_close(together, torch.cat(alone))
+    if name not in NEEDS_CLEAN_LOGITS:
+        torch.testing.assert_close(objective(z, y, None), together)
+
+
+@pytest.mark.parametrize("projections", [0, -3, "exakt", 1.5, None])
+def test_wrong_number_of_projections(projections: object) -> None:
+    x = torch.rand(2, 3, requires_grad=True)
+    with pytest.raises(UsageError, match="wanted a whole number from 1, or 'exact'"):
+        squared_jacobian(x * 2, x, Rng.batch(2), projections)  # type: ignore[arg-type]
