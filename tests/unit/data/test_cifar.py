@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import pickle
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,8 @@ def harmful(canary: Path) -> dict[str, object]:
     touch = f"touch '{canary}'"
     return {
         "os.system": Calls(os.system, touch),
-        "exec": Calls(exec, f"open({str(canary)!r}, 'w')"),
-        "eval": Calls(eval, f"open({str(canary)!r}, 'w')"),
+        "exec": Calls(vars(builtins)["exec"], f"open({str(canary)!r}, 'w')"),
+        "eval": Calls(vars(builtins)["eval"], f"open({str(canary)!r}, 'w')"),
         "subprocess": Calls(subprocess.check_call, ["touch", str(canary)]),
         "open": Calls(open, str(canary), "w"),
         "numpy": Calls(np.memmap, str(canary), "uint8", "w+", 0, (1,)),
@@ -57,12 +59,14 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", harmful(Path()))
+@pytest.mark.parametrize("name", ["os.system", "numpy"])
 def test_the_canary_can_sing(tmp_path: Path, name: str) -> None:
-    """The same pickles do write their file when nobody holds them back."""
-    canary = tmp_path / "canary"
-    pickle.loads(pickle.dumps(harmful(canary)[name]))
-    assert [path.stem for path in tmp_path.iterdir()] == ["canary"]
+    """The same pickles do write their file when the standard library reads them."""
+    data = pickle.dumps(harmful(tmp_path / "canary")[name])
+    subprocess.run(
+        [sys.executable, "-c", "import pickle, sys; pickle.load(sys.stdin.buffer)"], input=data, check=True
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["canary"]
 
 
 @pytest.mark.parametrize(
@@ -159,35 +163,27 @@ def test_records_that_are_cut_are_refused(size: int) -> None:
         parse_records([bytes(size)], 1)
 
 
-def real(name: str, data_root: Path) -> list[bytes]:
-    """The python version's test files of the real set, or a skip."""
-    place = present(name, False, data_root)
-    if place is None or not place.form.parser.endswith("python"):
-        pytest.skip(f"the full {name} is not here: set ATLAS_DATA, or run `atlas data fetch {name}`")
-    return place.read()
-
-
-@pytest.mark.parametrize(("name", "label"), [("cifar10", b"labels"), ("cifar100", b"fine_labels")])
-def test_the_real_files_agree_with_numpys_own_reading(data_root: Path, name: str, label: bytes) -> None:
-    parts = real(name, data_root)
-    whole = pickle.loads(parts[0], encoding="bytes")
-    images = load(name, train=False, root=data_root)
-    assert np.array_equal(images.x.numpy(), whole[b"data"].reshape(-1, 3, 32, 32))
-    assert images.y.tolist() == whole[label]
-    assert images.y.bincount().tolist() == [10000 // images.num_classes] * images.num_classes
-
-
+@pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize(
     ("name", "labels"), [("cifar10", [b"labels"]), ("cifar100", [b"coarse_labels", b"fine_labels"])]
 )
-def test_the_binary_version_made_of_the_real_files_is_the_published_one(
-    data_root: Path, name: str, labels: list[bytes]
+def test_the_python_version_read_by_us_is_the_published_binary_version(
+    data_root: Path, name: str, labels: list[bytes], train: bool
 ) -> None:
-    whole = pickle.loads(real(name, data_root)[0], encoding="bytes")
-    columns = [np.array(whole[key], np.uint8)[:, None] for key in labels]
-    binary = np.concatenate([*columns, whole[b"data"]], axis=1).tobytes()
-    assert SOURCES[name].forms[1].test[0].mismatch(binary) == ""
-    x, y = parse_records([binary], len(labels))
-    images = load(name, train=False, root=data_root)
+    """Pixels and labels, put together as records, have the digests of the files that others publish."""
+    place = present(name, train, data_root)
+    if place is None or not place.form.parser.endswith("python"):
+        pytest.skip(f"the full {name} is not here: set ATLAS_DATA, or run `atlas data fetch {name}`")
+    binary = SOURCES[name].forms[1]
+    images, records = load(name, train, data_root), []
+    for part, file in zip(place.read(), binary.train if train else binary.test, strict=True):
+        fields: Any = safe_unpickle(part)
+        columns = [torch.tensor(fields[key], dtype=torch.uint8)[:, None] for key in labels]
+        start = sum(len(record) for record in records) // (3072 + len(labels))
+        pixels = images.x[start:][: len(columns[0])].flatten(1)
+        records.append(torch.cat([*columns, pixels], 1).numpy().tobytes())
+        assert file.mismatch(records[-1]) == ""
+    x, y = parse_records(records, len(labels))
     assert torch.equal(x, images.x)
     assert torch.equal(y, images.y)
+    assert set(images.y.bincount().tolist()) == {len(images) // images.num_classes}
