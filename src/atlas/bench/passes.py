@@ -7,7 +7,7 @@ down, the look for what is not finite. The points x and x' and the projection v 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -49,12 +49,25 @@ class Bare:
     """What the passes go through: a model, its optimiser, and fixed points to take them at."""
 
     model: nn.Module
+    weights: Sequence[nn.Parameter]
+    """Those that are trained."""
     optimizer: torch.optim.Optimizer
     x: Tensor
     x_adv: Tensor
     y: Tensor
     v: Tensor
     """Unit vectors [B, C]."""
+
+    def stand_still(self) -> None:
+        """As while an attack runs."""
+        self.model.eval()
+        for weight in self.weights:
+            weight.requires_grad_(False)
+
+    def learn(self) -> None:
+        self.model.train()
+        for weight in self.weights:
+            weight.requires_grad_(True)
 
     def climb(self, steps: int, loss: Callable[[Tensor], Tensor]) -> None:
         """Input gradients of loss(f(x')), through a model that stands still."""
@@ -63,12 +76,12 @@ class Bare:
             torch.autograd.grad(loss(self.model(x_adv)), x_adv)
 
     def climb_ce(self, steps: int) -> None:
-        stand_still(self.model)
+        self.stand_still()
         self.climb(steps, self.ce)
 
     def climb_kl(self, steps: int) -> None:
         """The gradient of KL(p(x) || p(x')) needs f(x) first."""
-        stand_still(self.model)
+        self.stand_still()
         with torch.no_grad():
             logits = self.model(self.x)
         self.climb(steps, partial(kl, logits))
@@ -86,16 +99,8 @@ class Bare:
     def update(self, loss: Tensor) -> None:
         """The gradient with respect to the weights, and no other, then a step."""
         self.optimizer.zero_grad()
-        loss.backward(inputs=list(self.model.parameters()))  # type: ignore[no-untyped-call]
+        loss.backward(inputs=self.weights)  # type: ignore[no-untyped-call]
         self.optimizer.step()
-
-
-def stand_still(model: nn.Module) -> None:
-    model.eval().requires_grad_(False)
-
-
-def learn(model: nn.Module) -> None:
-    model.train().requires_grad_(True)
 
 
 def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
@@ -106,13 +111,13 @@ def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
 
 def natural(bare: Bare, steps: int) -> None:
     """CE(x)."""
-    learn(bare.model)
+    bare.learn()
     bare.update(bare.ce(bare.model(bare.x)))
 
 
 def jac(bare: Bare, steps: int) -> None:
     """CE(x) + alpha ||J(x)||^2."""
-    learn(bare.model)
+    bare.learn()
     logits, jacobian = bare.with_jacobian(bare.x)
     bare.update(bare.ce(logits) + jacobian)
 
@@ -120,14 +125,14 @@ def jac(bare: Bare, steps: int) -> None:
 def adv(bare: Bare, steps: int) -> None:
     """CE(x')."""
     bare.climb_ce(steps)
-    learn(bare.model)
+    bare.learn()
     bare.update(bare.ce(bare.model(bare.x_adv)))
 
 
 def trades(bare: Bare, steps: int) -> None:
     """CE(x) + beta KL(p(x) || p(x'))."""
     bare.climb_kl(steps)
-    learn(bare.model)
+    bare.learn()
     logits, logits_adv = bare.model(bare.x), bare.model(bare.x_adv)
     bare.update(bare.ce(logits) + BETA * kl(logits, logits_adv))
 
@@ -135,7 +140,7 @@ def trades(bare: Bare, steps: int) -> None:
 def atlas(bare: Bare, steps: int) -> None:
     """Eq. (2): CE(x') + alpha ||J(x')||^2 + beta KL(p(x') || p(x))."""
     bare.climb_ce(steps)
-    learn(bare.model)
+    bare.learn()
     logits_adv, jacobian = bare.with_jacobian(bare.x_adv)
     logits = bare.model(bare.x)
     bare.update(bare.ce(logits_adv) + jacobian + BETA * kl(logits_adv, logits))
@@ -144,7 +149,7 @@ def atlas(bare: Bare, steps: int) -> None:
 def atlas_l(bare: Bare, steps: int) -> None:
     """Eq. (18): CE(x') + alpha ||J(x')||^2."""
     bare.climb_ce(steps)
-    learn(bare.model)
+    bare.learn()
     logits_adv, jacobian = bare.with_jacobian(bare.x_adv)
     bare.update(bare.ce(logits_adv) + jacobian)
 
@@ -152,7 +157,7 @@ def atlas_l(bare: Bare, steps: int) -> None:
 def atlas_g(bare: Bare, steps: int) -> None:
     """Eq. (19): CE(x') + beta KL(p(x') || p(x))."""
     bare.climb_ce(steps)
-    learn(bare.model)
+    bare.learn()
     logits_adv, logits = bare.model(bare.x_adv), bare.model(bare.x)
     bare.update(bare.ce(logits_adv) + BETA * kl(logits_adv, logits))
 
@@ -160,7 +165,7 @@ def atlas_g(bare: Bare, steps: int) -> None:
 def trades_jac(bare: Bare, steps: int) -> None:
     """CE(x) + alpha ||J(x)||^2 + beta KL(p(x) || p(x'))."""
     bare.climb_kl(steps)
-    learn(bare.model)
+    bare.learn()
     logits, jacobian = bare.with_jacobian(bare.x)
     logits_adv = bare.model(bare.x_adv)
     bare.update(bare.ce(logits) + jacobian + BETA * kl(logits, logits_adv))

@@ -57,8 +57,10 @@ def pairs(model: nn.Module, cases: Sequence[Case], batch: Batch) -> list[Pair]:
     """A pair for each case, all of the same model and batch."""
     x, y = batch.x, batch.y
     rng = Rng.lanes(0, batch.ids)
-    optimizer = torch.optim.SGD(model.parameters(), OPTIMIZER.lr, OPTIMIZER.momentum)
-    bare = Bare(model, optimizer, x, THREAT.random_start(x, rng), y, rng.sphere(CLASSES, x.dtype))
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.SGD(weights, OPTIMIZER.lr, OPTIMIZER.momentum)
+    x_adv, v = THREAT.random_start(x, rng), rng.sphere(CLASSES)
+    bare = Bare(model, weights, optimizer, x, x_adv, y, v)
     return [
         Pair(
             case,

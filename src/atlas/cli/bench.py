@@ -105,7 +105,7 @@ def _measured(
 
 def _table(measured: dict[str, Any]) -> Table:
     title = f"{measured['model']}, {measured['parameters']:,} weights"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
     for number, heading in enumerate(bench.HEADINGS):
         table.add_column(heading, justify="right" if number else "left", no_wrap=True)
     for row in bench.rows(measured["methods"]):
