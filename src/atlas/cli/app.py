@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from atlas.cli import data, demo, train
+from atlas.cli import bench, data, demo, train
 
 app = typer.Typer(
     name="atlas",
@@ -18,3 +18,4 @@ app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("presets")(train.presets)
 app.add_typer(data.app, name="data")
+app.add_typer(bench.app, name="bench")

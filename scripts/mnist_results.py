@@ -1,0 +1,90 @@
+"""Attack MNIST runs and put them into one table; what docs/mnist.md and results/mnist/ are made with.
+
+python scripts/mnist_results.py attack RUN... [--n 1000]    # writes RUN/scores.json
+python scripts/mnist_results.py keep RUN...                 # copies the small files to results/mnist/
+python scripts/mnist_results.py table                       # prints results/mnist/ as Markdown
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.progress import Progress
+
+from atlas import data
+from atlas.attacks import PGD, Attack
+from atlas.evaluation import Score, score
+from atlas.training import load_config, load_model
+
+RESULTS = Path(__file__).parent.parent / "results" / "mnist"
+KEPT = ("config.json", "metrics.jsonl", "timing.jsonl", "scores.json", "best.safetensors")
+ATTACKS: dict[str, tuple[Attack, bool]] = {
+    "PGD-20": (PGD(steps=20, step_size=0.01), True),
+    "PGD-1000": (PGD(steps=1000, step_size=0.01), False),
+    "margin 5x50": (PGD(steps=50, step_size=0.1, decay=True, objective="margin", restarts=5), False),
+}
+"""Each attack, and whether it runs on the whole test set."""
+
+
+def attack(run: Path, n: int) -> None:
+    test, threat, model = data.load("mnist", train=False), load_config(run).threat, load_model(run)
+    scores = {}
+    with Progress() as progress:
+        for name, (each, whole) in ATTACKS.items():
+            images = test if whole else test.subset(slice(n))
+            task = progress.add_task(f"{run.name}: {name}", total=len(images))
+            clean, robust = score(
+                model, images, each, threat, each_step=lambda k, task=task: progress.update(task, completed=k)
+            )
+            scores[name] = asdict(robust)
+            if whole:
+                scores["clean"] = asdict(clean)
+    (run / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+
+
+def keep(run: Path) -> None:
+    folder = RESULTS / run.name
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in KEPT:
+        shutil.copy(run / name, folder / name)
+
+
+def row(run: Path) -> str:
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [r for r in records if r["kind"] == "epoch"]
+    best = max(epochs, key=lambda r: r["val_robust"])
+    timing = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
+    minutes = sum(r.get("seconds", 0) for r in timing) / 60
+    scores = {k: Score(**v) for k, v in json.loads((run / "scores.json").read_text()).items()}
+    cells = [str(scores[name]) for name in ("clean", *ATTACKS)]
+    course = f"{best['val_robust']:.1%} at {best['epoch'] + 1} of {len(epochs)}"
+    jacobians = f"{best['jacobian']:.3g} / {epochs[-1]['jacobian']:.3g}"
+    return "| " + " | ".join([f"`{run.name}`", course, jacobians, *cells, f"{minutes:.0f} min"]) + " |"
+
+
+def table() -> str:
+    runs = sorted(path.parent for path in RESULTS.glob("*/scores.json"))
+    sizes = json.loads((runs[0] / "scores.json").read_text())
+    columns = [f"{name} (n = {sizes[name]['n']:,})" for name in ("clean", *ATTACKS)]
+    head = ["run", "best validation, epoch", "\\|\\|J\\|\\|² best / last", *columns, "training"]
+    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *[row(run) for run in runs]])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", choices=["attack", "keep", "table"])
+    parser.add_argument("runs", nargs="*", type=Path)
+    parser.add_argument("--n", type=int, default=1000, help="test images for the costly attacks")
+    options = parser.parse_args()
+    if options.what == "table":
+        print(table())
+    for run in options.runs:
+        attack(run, options.n) if options.what == "attack" else keep(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""`fit` on a small task: what it learns, writes, refuses and gives back."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import atlas
+from atlas.attacks import FGSM, PGD
+from atlas.errors import DataError, Interrupted, NumericError, UsageError
+from atlas.methods import Adv, Atlas, Natural
+from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
+from atlas.training.trainer import Trainer
+
+THREAT = atlas.Linf(0.1)
+SHORT = Training(
+    batch_size=32,
+    optimizer=Optimizer(lr=0.1),
+    schedule=Schedule(kind="constant", epochs=3, ramp_epochs=1),
+    validation=Validation(size=0.25, attack=PGD(steps=3)),
+)
+
+
+def task(n: int = 256) -> tuple[Tensor, Tensor]:
+    """Two classes by which half of the image is brighter."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(2, (n,), generator=generator)
+    x = torch.rand(n, 1, 6, 6, generator=generator) * 0.5
+    x[y == 0, :, :3] += 0.5
+    x[y == 1, :, 3:] += 0.5
+    return x, y
+
+
+def network(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Flatten(), nn.Linear(36, 16), nn.ReLU(), nn.Linear(16, 2))
+
+
+def run(
+    method: atlas.methods.Method = Adv(), training: Training = SHORT, **more: object
+) -> atlas.training.Result:
+    return fit(network(), task(), method, threat=THREAT, training=training, progress=False, **more)  # type: ignore[arg-type]
+
+
+def test_it_learns_and_returns_the_weights_of_the_best_epoch(tmp_path: Path) -> None:
+    result = run(folder=tmp_path)
+    assert result.best_robust > 0.8
+    assert result.best_robust == max(r["val_robust"] for r in result.epochs)
+    best = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(best[k], v) for k, v in result.model.state_dict().items())
+
+
+def test_a_loader_a_data_set_and_tensors_train_alike() -> None:
+    x, y = task()
+    sets = [(x, y), TensorDataset(x, y), DataLoader(TensorDataset(x, y), batch_size=50)]
+    losses = [
+        [r["loss"] for r in fit(network(), s, Adv(), threat=THREAT, training=SHORT, progress=False).epochs]
+        for s in sets
+    ]
+    assert losses[0] == losses[1] == losses[2]
+
+
+def test_a_validation_set_of_ones_own_is_used() -> None:
+    x, y = task()
+    result = run(validation_set=(x[:40], 1 - y[:40]))
+    assert result.epochs[-1]["val_clean"] < 0.2, "labels were swapped, so accuracy must be low"
+
+
+def test_the_global_generator_is_left_alone_and_does_not_matter() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = run()
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert [r["loss"] for r in run().epochs] == [r["loss"] for r in first.epochs]
+
+
+def test_another_seed_is_another_run() -> None:
+    other = Training(**{**vars(SHORT), "seed": 1})
+    assert run().epochs[0]["loss"] != run(training=other).epochs[0]["loss"]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
+def test_every_optimiser_learns_and_resumes(kind: str, tmp_path: Path) -> None:
+    rates = {"sgd": 0.1, "adam": 0.01, "adamw": 0.01}
+    optimizer = Optimizer(kind=kind, lr=rates[kind], weight_decay=1e-4)  # type: ignore[arg-type]
+    long = Training(**{**vars(SHORT), "optimizer": optimizer})
+    whole = run(training=long, folder=tmp_path / "whole")
+    assert whole.best_robust > 0.8
+    interrupted(long, tmp_path / "broken", after=5)
+    again = run(training=long, folder=tmp_path / "broken")
+    assert again.epochs == whole.epochs
+    assert all(map(torch.equal, again.model.state_dict().values(), whole.model.state_dict().values()))
+
+
+def interrupted(training: Training, folder: Path, after: int) -> None:
+    """A run that a signal ends after this many steps."""
+
+    def step(self: Trainer, batch: object) -> None:
+        original(self, batch)  # type: ignore[arg-type]
+        if self.at.step == after:
+            self.requests.caught = 15
+
+    original = Trainer.step
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "step", step)
+        with pytest.raises(Interrupted):
+            run(training=training, folder=folder)
+
+
+def test_the_average_of_weights_is_what_is_evaluated(tmp_path: Path) -> None:
+    averaged = Training(**{**vars(SHORT), "ema": 0.9})
+    result = run(training=averaged, folder=tmp_path)
+    state = load_file(tmp_path / "state.safetensors")
+    last = load_file(tmp_path / "last.safetensors")
+    assert all(torch.equal(last[k], state[f"ema.module.{k}"]) for k in last)
+    assert not torch.equal(last["1.weight"], state["model.1.weight"])
+    assert result.best_robust > 0.8
+
+
+def test_metrics_and_events_are_written(tmp_path: Path) -> None:
+    result = run(Atlas(alpha=1e-3, beta=0.5), folder=tmp_path)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [r for r in records if r["kind"] == "epoch"] == result.epochs
+    assert {"loss", "ce", "jac", "kl", "gradient", "train_adv", "jacobian"} <= set(result.epochs[0])
+    assert any(r["kind"] == "probe" for r in records)
+    assert list((tmp_path / "tensorboard").glob("events*"))
+    assert result.seconds > 0
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["config"]["method"]["alpha"] == 1e-3
+
+
+def test_eps_and_the_weights_of_terms_grow_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    weigh = Atlas.weigh
+
+    def spy(self: Atlas, losses: dict[str, Tensor], ramp: float = 1.0) -> Tensor:
+        seen.append(ramp)
+        return weigh(self, losses, ramp)
+
+    monkeypatch.setattr(Atlas, "weigh", spy)
+    slow = Training(**{**vars(SHORT), "schedule": Schedule(kind="constant", epochs=3, ramp_epochs=2)})
+    run(Atlas(alpha=1e-3, beta=0.5), training=slow)
+    assert seen[0] == 0
+    assert seen == sorted(seen)
+    assert seen[6] == pytest.approx(0.5)
+    assert seen[12:] == [1.0] * 6
+
+
+class Explodes(nn.Module):
+    """Finite for a while, then NaN: in the forward pass, or only in the backward pass."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.net, self.where, self.calls = network(), where, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.net(x)
+        self.calls += self.training
+        if self.training and self.calls > 4:
+            if self.where == "loss":
+                return logits * math.nan
+            logits.register_hook(lambda g: g * math.inf)
+        return logits
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) -> None:
+    model = Explodes(where)
+    updates = []
+    with pytest.MonkeyPatch.context() as patch:
+        step = torch.optim.SGD.step
+        patch.setattr(torch.optim.SGD, "step", lambda self: (updates.append(1), step(self))[1])
+        with pytest.raises(NumericError, match="before the update") as caught:
+            fit(model, task(), Natural(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
+    assert caught.value.exit_code == 5
+    assert len(updates) == 4
+    assert all(p.isfinite().all() for p in model.parameters())
+    report = json.loads((tmp_path / "not-finite.json").read_text())
+    assert len(report["examples"]) == 32
+    assert report["terms"][where] in ("nan", "inf")
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_data_that_is_not_data_is_refused() -> None:
+    x, y = task()
+    with pytest.raises(DataError):
+        fit(network(), (x * 255, y), Adv(), threat=THREAT, training=SHORT, progress=False)
+
+
+def test_weights_come_back_as_the_model_they_were(tmp_path: Path) -> None:
+    about = {"model": "cnn-small", "num_classes": 2, "shape": [1, 6, 6], "normalize": None}
+    model = atlas.models.build("cnn-small", 2, (1, 6, 6))
+    result = fit(
+        model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, about=about, progress=False
+    )
+    again = load_model(tmp_path)
+    x, _ = task()
+    assert torch.equal(again(x), result.model.eval()(x))
+    assert not again.training
+
+
+# --- collapse ---
+
+GUIDED = Training(**{**vars(SHORT), "schedule": Schedule(kind="guided", epochs=12, ramp_epochs=0)})
+
+
+def collapsing(monkeypatch: pytest.MonkeyPatch, accuracies: list[float]) -> None:
+    """Let validation tell this story, with a Jacobian that rises as accuracy falls."""
+    story = iter(accuracies)
+
+    def validate(self: Trainer) -> tuple[float, float]:
+        robust = next(story)
+        self.at.jacobian = 10 / robust**2
+        return 1.0, robust
+
+    monkeypatch.setattr(Trainer, "validate", validate)
+
+
+def with_action(action: str) -> Training:
+    return Training(**{**vars(GUIDED), "on_collapse": action})
+
+
+def test_a_collapse_is_announced_and_training_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    collapsing(monkeypatch, [0.5, 0.8, 0.3, 0.3, 0.75, 0.2] + [0.1] * 6)
+    result = fit(network(), task(), Adv(), threat=THREAT, training=with_action("continue"))
+    assert [r["collapse"] for r in result.epochs[:6]] == [False, False, True, False, False, True]
+    assert "catastrophic overfitting" in capsys.readouterr().err
+    assert result.best_robust == 0.8
+    assert result.ended == "no gain for 10 epochs"
+
+
+def test_stop_ends_at_the_collapse_with_the_best_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    collapsing(monkeypatch, [0.5, 0.8, 0.3])
+    result = run(training=with_action("stop"), folder=tmp_path)
+    assert (result.ended, result.best_epoch, len(result.epochs)) == ("collapse", 1, 3)
+
+
+def test_rollback_returns_to_the_best_weights_twice_and_then_stops(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    collapsing(monkeypatch, [0.8, 0.3, 0.3, 0.3])
+    weights, alphas, rates = [], [], []
+    epoch = Trainer.train_epoch
+
+    def spy(self: Trainer, after_step: object = None) -> None:
+        weights.append({k: v.clone() for k, v in self.learner.model.state_dict().items()})
+        alphas.append(self.method.alpha)  # type: ignore[attr-defined]
+        rates.append(self.lr)
+        epoch(self)
+
+    monkeypatch.setattr(Trainer, "train_epoch", spy)
+    result = run(Atlas(alpha=1e-3, beta=0.1), training=with_action("rollback"), folder=tmp_path)
+    assert result.ended == "collapse"
+    assert len(result.epochs) == 4
+    assert alphas == pytest.approx([1e-3, 1e-3, 4e-3, 1.6e-2])
+    assert rates == pytest.approx([0.1, 0.1, 0.02, 0.004])
+    best = result.model.state_dict()
+    for start in weights[2:]:
+        assert all(torch.equal(start[k], best[k]) for k in best)
+
+
+def test_settings_that_make_no_sense_are_refused() -> None:
+    for make in (
+        lambda: Training(batch_size=1),
+        lambda: Training(ema=1.0),
+        lambda: Training(augment="mirror"),
+        lambda: Optimizer(lr=0.0),
+        lambda: Optimizer(momentum=0.0, nesterov=True),
+        lambda: Validation(size=1.5),
+        lambda: Schedule(kind="piecewise"),
+        lambda: FGSM(relative_step=-1.0),
+    ):
+        with pytest.raises(UsageError):
+            make()
