@@ -1,0 +1,325 @@
+"""The lanes engine: the same verdicts as a plain loop over examples, whatever the batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import FGSM, PGD, Model, State, lanes
+from atlas.attacks.lanes import CLEAN, SURVIVED, Outcome
+from atlas.objectives import ATTACK_OBJECTIVES
+from atlas.rng import Rng
+from atlas.threat import L2, Linf, Threat
+
+COUNT = 61
+ids = torch.arange(100, 100 + COUNT)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 3)).double()
+    with torch.no_grad():  # steep enough, and centred, for every verdict to occur
+        model[1].weight.mul_(6)
+        model[1].bias.copy_(-model[1].weight.sum(1) / 2)
+    return model
+
+
+def images() -> tuple[Tensor, Tensor]:
+    """Examples of which some are wrong before any attack."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(COUNT, 1, 3, 3, dtype=torch.float64, generator=generator)
+    y = net()(x).argmax(1)
+    y[::9] = (y[::9] + 1) % 3
+    return x, y
+
+
+CASES: dict[str, tuple[PGD, Threat]] = {
+    "pgd": (PGD(steps=4, step_size=0.02), Linf(0.06)),
+    "restarts": (PGD(steps=3, step_size=0.02, restarts=4, clip_start=False), Linf(0.06)),
+    "l2, decay": (PGD(steps=5, relative_step=0.5, decay=True, restarts=3), L2(0.12)),
+    "kl": (PGD(steps=4, objective="kl", start_at="gaussian", restarts=2), Linf(0.06)),
+    "margin": (PGD(steps=4, objective="margin"), L2(0.12)),
+    "fgsm": (FGSM(restarts=3), Linf(0.06)),
+}
+each_case = pytest.mark.parametrize(("attack", "threat"), CASES.values(), ids=CASES.keys())
+
+
+def naive(attack: PGD, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> Outcome:
+    """One example after another, one restart after another, a look at every iterate, the last one too."""
+    attempts, points = [], []
+    for i in range(len(y)):
+        attempt, point = naive_example(attack, model, x[i : i + 1], y[i : i + 1], threat, rng[i : i + 1])
+        attempts.append(attempt)
+        points.append(point)
+    return Outcome(torch.tensor(attempts), torch.cat(points))
+
+
+def naive_example(
+    attack: PGD, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng
+) -> tuple[int, Tensor]:
+    clean = model(x).detach()
+    if clean.argmax() != y:
+        return CLEAN, x
+    for restart in range(attack.restarts):
+        stream = rng.fold("restart", restart)
+        if attack.start_at == "gaussian":
+            point = threat.project(x + 0.001 * stream.normal(x.shape[1:], x.dtype), x)
+        else:
+            point = threat.random_start(x, stream, clip=attack.clip_start)
+        for step in range(attack.steps + 1):
+            point = point.detach().requires_grad_()
+            logits = model(point)
+            if logits.argmax() != y and threat.contains(point.detach(), x):
+                return restart, point.detach()
+            if step == attack.steps:
+                break
+            loss = ATTACK_OBJECTIVES[attack.objective](logits, y, clean)
+            (gradient,) = torch.autograd.grad(loss.sum(), point)
+            size = attack.step_size or (attack.relative_step or 2.5 / attack.steps) * threat.eps
+            size *= 1 - step / attack.steps if attack.decay else 1
+            point = threat.project(threat.ascend(point.detach(), gradient, size), x)
+    return SURVIVED, point.detach()
+
+
+def engine(
+    attack: PGD, threat: Threat, batch_size: int, order: Tensor | None = None, model: Model | None = None
+) -> Outcome:
+    x, y = images()
+    order = torch.arange(COUNT) if order is None else order
+    rng = Rng.lanes(7, ids[order])
+    model = model or net()
+    return lanes.run(attack, model, x[order], y[order], threat, rng, batch_size=batch_size)
+
+
+@each_case
+@pytest.mark.parametrize("batch_size", [1, 7, 64, COUNT])
+def test_agrees_with_a_plain_loop(attack: PGD, threat: Threat, batch_size: int) -> None:
+    wanted = naive(attack, net(), *images(), threat, Rng.lanes(7, ids))
+    found = engine(attack, threat, batch_size)
+    assert found.attempt.tolist() == wanted.attempt.tolist()
+    torch.testing.assert_close(found.x_adv, wanted.x_adv, rtol=0, atol=1e-9)
+    verdicts = set(wanted.attempt.tolist())
+    assert {CLEAN, SURVIVED, 0} <= verdicts, "the case is to show every verdict"
+
+
+def test_later_restarts_fool_too() -> None:
+    attack, threat = CASES["restarts"]
+    assert engine(attack, threat, 64).attempt.max() >= 1
+
+
+@each_case
+@pytest.mark.parametrize("seed", [0, 1])
+def test_order_does_not_matter(attack: PGD, threat: Threat, seed: int) -> None:
+    order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed))
+    straight, mixed = engine(attack, threat, 16), engine(attack, threat, 10, order)
+    assert torch.equal(straight.attempt[order], mixed.attempt)
+    torch.testing.assert_close(straight.x_adv[order], mixed.x_adv, rtol=0, atol=1e-9)
+
+
+@each_case
+def test_a_subset_has_the_verdicts_of_the_whole(attack: PGD, threat: Threat) -> None:
+    some = torch.arange(5, COUNT, 3)
+    assert torch.equal(engine(attack, threat, 16).attempt[some], engine(attack, threat, 16, some).attempt)
+
+
+@each_case
+def test_every_claim_is_true(attack: PGD, threat: Threat) -> None:
+    (x, y), model = images(), net()
+    found = engine(attack, threat, 16)
+    wrong = model(found.x_adv).argmax(1) != y
+    assert torch.equal(wrong, ~found.robust)
+    assert threat.contains(found.x_adv, x).all()
+    assert torch.equal(found.clean, model(x).argmax(1) == y)
+    assert torch.equal(found.x_adv[~found.clean], x[~found.clean])
+    assert not (found.robust & ~found.clean).any()
+
+
+def test_another_seed_gives_other_points() -> None:
+    (x, y), (attack, threat) = images(), CASES["pgd"]
+    one, other = (lanes.run(attack, net(), x, y, threat, Rng.lanes(s, ids)) for s in (1, 2))
+    assert not torch.equal(one.x_adv, other.x_adv)
+
+
+# --- the corners ---
+
+
+def one_pixel(model: Model, x: float, attack: PGD, threat: Threat) -> Outcome:
+    """One image of one pixel and class 0."""
+    pixel = torch.full((1, 1, 1, 1), x, dtype=torch.float64)
+    return lanes.run(attack, model, pixel, torch.tensor([0]), threat, Rng.batch(1))
+
+
+def two_logits(other: Tensor) -> Tensor:
+    """Logits (0, other)."""
+    return torch.cat([torch.zeros_like(other), other], 1)
+
+
+def test_the_last_iterate_is_tested() -> None:
+    """FGSM from the clean image: only the point after its one step is wrong."""
+    found = one_pixel(
+        lambda x: two_logits(x.flatten(1) - 0.6), 0.5, FGSM(start_at="clean", relative_step=1.0), Linf(0.2)
+    )
+    assert found.attempt.item() == 0
+    assert found.x_adv.item() == pytest.approx(0.7)
+
+
+def test_an_iterate_on_the_way_counts() -> None:
+    """Wrong only between 0.55 and 0.65: PGD from 0.5 steps through 0.6 and ends at 0.9, right again."""
+
+    def band(x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        inside = ((flat > 0.55) & (flat < 0.65)).to(x.dtype)
+        return two_logits(1e-3 * flat - 1 + 2 * inside)
+
+    attack = PGD(steps=4, step_size=0.1, start_at="clean")
+    found = one_pixel(band, 0.5, attack, Linf(0.4))
+    assert found.attempt.item() == 0
+    assert found.x_adv.item() == pytest.approx(0.6)
+    end = attack.craft(band, *one(0.5), Linf(0.4), Rng.batch(1))
+    assert end.item() == pytest.approx(0.9)
+
+
+def one(x: float) -> tuple[Tensor, Tensor]:
+    return torch.full((1, 1, 1, 1), x, dtype=torch.float64), torch.tensor([0])
+
+
+def test_a_start_outside_the_box_is_no_success() -> None:
+    """The model errs for negative pixels only, where an unclipped start may lie but no image does."""
+
+    def errs_below_zero(x: Tensor) -> Tensor:
+        flat = x.flatten(1)
+        return two_logits(-1 + 1e-3 * flat + 2 * (flat < 0).to(x.dtype))
+
+    attack = PGD(steps=1, step_size=0.01, clip_start=False, restarts=8)
+    starts = [
+        attack.start(errs_below_zero, *one(0.0), Linf(0.3), Rng.batch(1).fold("restart", k)).x_adv.item()
+        for k in range(8)
+    ]
+    assert min(starts) < 0
+    assert one_pixel(errs_below_zero, 0.0, attack, Linf(0.3)).attempt.item() == SURVIVED
+
+
+def test_radius_0_is_clean_accuracy() -> None:
+    (x, y), calls = images(), []
+    model = net()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    found = lanes.run(PGD(), model, x, y, Linf(0.0), Rng.lanes(7, ids), batch_size=COUNT)
+    assert len(calls) == 1
+    assert torch.equal(found.robust, model(x).argmax(1) == y)
+    assert torch.equal(found.clean, found.robust)
+    assert torch.equal(found.x_adv, x)
+
+
+def test_no_examples() -> None:
+    x, y = images()
+    found = lanes.run(PGD(), net(), x[:0], y[:0], Linf(0.1), Rng.lanes(7, ids[:0]))
+    assert (len(found.attempt), len(found.x_adv)) == (0, 0)
+
+
+def test_arguments_are_left_alone() -> None:
+    (x, y), (attack, threat) = images(), CASES["restarts"]
+    before = x.clone(), y.clone()
+    lanes.run(attack, net(), x, y, threat, Rng.lanes(7, ids))
+    assert torch.equal(x, before[0])
+    assert torch.equal(y, before[1])
+
+
+# --- progress, interruption, economy ---
+
+
+@each_case
+def test_progress_counts_settled_examples(attack: PGD, threat: Threat) -> None:
+    (x, y), seen = images(), list[int]()
+    lanes.run(attack, net(), x, y, threat, Rng.lanes(7, ids), batch_size=8, each_step=seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == COUNT
+    assert seen[0] >= 7, "clean mistakes are settled at once"
+
+
+class Stop(Exception):
+    pass
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_what_each_step_raises_ends_the_run_and_leaves_the_model_alone(after: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    model.double()
+    model(images()[0])
+    model[1].bias.requires_grad_(False)
+    model[2].eval()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    modes = [m.training for m in model.modules()]
+    trainable = [p.requires_grad for p in model.parameters()]
+    steps = 0
+
+    def stop(settled: int) -> None:
+        nonlocal steps
+        steps += 1
+        assert not any(m.training for m in model.modules())
+        if steps == after:
+            raise Stop
+
+    with pytest.raises(Stop):
+        lanes.run(
+            PGD(steps=20), model, *images(), Linf(0.01), Rng.lanes(7, ids), batch_size=8, each_step=stop
+        )
+    assert steps == after
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == trainable
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+@dataclass(frozen=True)
+class Recorded(PGD):
+    """PGD that writes down how many lanes it starts and advances."""
+
+    started: ClassVar[list[int]] = []
+    advanced: ClassVar[list[int]] = []
+
+    def start(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> State:
+        self.started.append(len(x))
+        return super().start(model, x, y, threat, rng)
+
+    def advance(self, model: Model, state: State, threat: Threat) -> tuple[State, Tensor]:
+        self.advanced.append(len(state))
+        return super().advance(model, state, threat)
+
+
+@pytest.fixture
+def recorded() -> tuple[list[int], list[int]]:
+    Recorded.started.clear()
+    Recorded.advanced.clear()
+    return Recorded.started, Recorded.advanced
+
+
+def test_batches_stay_full_until_nothing_waits(recorded: tuple[list[int], list[int]]) -> None:
+    started, advanced = recorded
+    engine(Recorded(steps=4, step_size=0.02), Linf(0.06), 8)
+    assert max(advanced) == 8
+    waiting = COUNT - int((net()(images()[0]).argmax(1) != images()[1]).sum())
+    assert sum(started) == waiting
+    drained = next(i for i, size in enumerate(advanced) if size < 8)
+    assert sum(advanced) - sum(advanced[:drained]) < 8 * 4, "only the last lanes run in part-filled batches"
+    assert advanced[drained:] == sorted(advanced[drained:], reverse=True)
+
+
+def test_a_fooled_example_leaves_with_its_restarts(recorded: tuple[list[int], list[int]]) -> None:
+    """A model that errs everywhere but at the clean images: one look at each start, no restart begun."""
+    started, advanced = recorded
+    x, y = images()
+
+    def errs_off_the_images(pixels: Tensor) -> Tensor:
+        off = (pixels[:, None] - x[None]).abs().flatten(2).amax(2).amin(1, keepdim=True)
+        return torch.cat([torch.full_like(off, 1e-6), off], 1)
+
+    attack = Recorded(steps=50, restarts=10)
+    found = lanes.run(attack, errs_off_the_images, x, y * 0, Linf(0.1), Rng.lanes(7, ids), batch_size=16)
+    assert found.attempt.tolist() == [0] * COUNT
+    assert sum(started) == COUNT
+    assert sum(advanced) == COUNT

@@ -1,0 +1,242 @@
+"""FGSM and PGD, step by step. Their closed-form worst cases are in tests/oracle/test_linear_worst_case.py."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import FGSM, PGD, State
+from atlas.errors import UsageError
+from atlas.rng import Rng
+from atlas.threat import L2, TOLERANCE, Linf, Threat
+
+COUNT = 20
+THREATS = [Linf(0.3), L2(1.0)]
+each_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
+
+
+def net(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 4)).to(dtype)
+
+
+def images(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = (1.4 * torch.rand(COUNT, 1, 4, 4, dtype=dtype, generator=generator) - 0.2).clamp_(0, 1)
+    return x, torch.randint(4, (COUNT,), generator=generator)
+
+
+def iterates(attack: PGD, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> list[Tensor]:
+    state = attack.start(model, x, y, threat, rng)
+    points = [state.x_adv]
+    for _ in range(attack.steps):
+        state, _ = attack.advance(model, state, threat)
+        points.append(state.x_adv)
+    return points
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"steps": 0}, "steps is 0"),
+        ({"restarts": 0}, "restarts is 0"),
+        ({"step_size": 0.0}, "the step is 0.0"),
+        ({"step_size": -0.1}, "the step is -0.1"),
+        ({"relative_step": math.nan}, "the step is nan"),
+        ({"relative_step": math.inf}, "the step is inf"),
+        ({"step_size": 0.1, "relative_step": 1.0}, "give one of them"),
+        ({"objective": "crossentropy"}, "unknown objective 'crossentropy'"),
+        ({"objective": "margn"}, "did you mean 'margin'"),
+        ({"start_at": "gausian"}, "did you mean 'gaussian'"),
+    ],
+    ids=str,
+)
+def test_refused(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        PGD(**wrong)
+
+
+def test_fgsm_is_one_step_of_a_quarter_more_than_eps() -> None:
+    assert (FGSM().steps, FGSM().relative_step, FGSM().start_at) == (1, 1.25, "uniform")
+    with pytest.raises(TypeError):
+        FGSM(steps=2)  # type: ignore[call-arg]
+
+
+@each_threat
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "attack",
+    [
+        FGSM(),
+        FGSM(clip_start=False, relative_step=30.0),
+        PGD(steps=6, relative_step=1.7),
+        PGD(steps=6, step_size=0.05, clip_start=False, objective="margin"),
+        PGD(steps=6, relative_step=0.4, start_at="gaussian", objective="kl"),
+        PGD(steps=6, relative_step=0.4, start_at="clean", decay=True),
+    ],
+    ids=str,
+)
+def test_never_leaves_ball_or_box(attack: PGD, threat: Threat, dtype: torch.dtype) -> None:
+    """Only the start may leave the box, and only where it is told not to be clipped."""
+    x, y = images(dtype)
+    start, *rest = iterates(attack, net(dtype=dtype), x, y, threat, Rng.batch(COUNT))
+    for point in rest:
+        assert threat.contains(point, x).all()
+        assert ((point >= 0) & (point <= 1)).all()
+        assert (threat.distance(point, x) <= threat.eps + TOLERANCE).all()
+    assert (threat.distance(start, x) <= threat.eps + TOLERANCE).all()
+    outside = bool(((start < 0) | (start > 1)).any())
+    assert outside == (attack.start_at == "uniform" and not attack.clip_start)
+
+
+@each_threat
+def test_craft_is_the_end_of_a_plain_loop(threat: Threat) -> None:
+    """PGD written out again, with torch's own cross-entropy and plain clamps."""
+    model, (x, y) = net(), images()
+    attack = PGD(steps=5, step_size=0.08)
+    rng = Rng.batch(COUNT, seed=4)
+    point = threat.random_start(x, rng.fold("restart", 0))
+    for _ in range(5):
+        point.requires_grad_()
+        (gradient,) = torch.autograd.grad(
+            nn.functional.cross_entropy(model(point), y, reduction="sum"), point
+        )
+        if isinstance(threat, Linf):
+            moved = point.detach() + 0.08 * gradient.sign()
+            point = torch.max(torch.min(moved, x + threat.eps), x - threat.eps).clamp(0, 1)
+        else:
+            length = gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+            point = threat.project(point.detach() + 0.08 * gradient / length, x)
+    torch.testing.assert_close(attack.craft(model, x, y, threat, rng), point, rtol=0, atol=1e-12)
+
+
+def test_advance_gives_the_logits_at_the_points_left() -> None:
+    model, (x, y) = net(), images()
+    state = PGD(steps=3).start(model, x, y, Linf(0.1), Rng.batch(COUNT))
+    after, logits = PGD(steps=3).advance(model, state, Linf(0.1))
+    assert torch.equal(logits, model(state.x_adv).detach())
+    assert not logits.requires_grad
+    assert (after.step - state.step).unique().tolist() == [1]
+    assert not torch.equal(after.x_adv, state.x_adv)
+
+
+@pytest.mark.parametrize(
+    ("attack", "lengths"),
+    [
+        (PGD(steps=10), [0.25] * 10),
+        (PGD(steps=4, relative_step=0.7), [0.7] * 4),
+        (PGD(steps=4, step_size=0.05), [0.25] * 4),
+        (PGD(steps=4, relative_step=0.8, decay=True), [0.8, 0.6, 0.4, 0.2]),
+        (FGSM(), [1.25]),
+    ],
+    ids=str,
+)
+def test_step_lengths_in_units_of_eps(attack: PGD, lengths: list[float]) -> None:
+    """Seen at a threat whose projection does nothing, so that the whole step shows. eps is 0.2."""
+
+    class Open(Linf):
+        def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+            return x_adv.clone()
+
+    model, (x, y) = net(), images()
+    points = iterates(replace(attack, start_at="clean"), model, x, y, Open(0.2), Rng.batch(COUNT))
+    steps = [(b - a).abs().amax() / 0.2 for a, b in pairwise(points)]
+    assert [step.item() for step in steps] == pytest.approx(lengths, rel=1e-6)
+
+
+def test_gaussian_start_is_a_thousandth_of_a_normal() -> None:
+    x = torch.full((4000, 1, 2, 2), 0.5, dtype=torch.float64)
+    y = torch.zeros(4000, dtype=torch.int64)
+    attack = PGD(start_at="gaussian")
+    start = attack.start(net(), x, y, Linf(0.3), Rng.batch(4000)).x_adv
+    unit = (start - x) / 0.001
+    assert abs(unit.mean().item()) < 5 / math.sqrt(16_000)
+    assert abs(unit.square().mean().item() - 1) < 5 * math.sqrt(2 / 16_000)
+    tight = attack.start(net(), x, y, Linf(0.0005), Rng.batch(4000)).x_adv
+    assert Linf(0.0005).contains(tight, x).all()
+
+
+@each_threat
+def test_kl_has_no_slope_at_the_image_itself(threat: Threat) -> None:
+    """TRADES's objective is least at x, so its climb cannot start there; a thousandth of noise is enough.
+
+    The logits at x are all 0 here, so that no rounding hides the zero.
+    """
+    x, y = images()
+    model = net()
+    model[1].bias.data.zero_()
+    model[3].bias.data.zero_()
+
+    def around_x(pixels: Tensor) -> Tensor:
+        return model(pixels - x)  # type: ignore[no-any-return]
+
+    at_x = x.clone().requires_grad_()
+    attack = PGD(steps=8, objective="kl", start_at="clean")
+    state = attack.start(around_x, x, y, threat, Rng.batch(COUNT))
+    (slope,) = torch.autograd.grad(attack.loss(around_x(at_x), state).sum(), at_x)
+    assert slope.abs().max() == 0
+    assert torch.equal(attack.craft(around_x, x, y, threat, Rng.batch(COUNT)), x)
+    moved = replace(attack, start_at="gaussian").craft(around_x, x, y, threat, Rng.batch(COUNT))
+    assert (threat.distance(moved, x) > 0.5 * threat.eps).all()
+
+
+@pytest.mark.parametrize("objective", ["ce", "kl", "margin"])
+def test_restarts_keep_the_highest_loss(objective: str) -> None:
+    model, (x, y) = net(3), images()
+    attack = PGD(steps=2, objective=objective, restarts=4)
+    rng, threat = Rng.batch(COUNT, seed=1), Linf(0.3)
+    ends = [iterates(attack, model, x, y, threat, rng.fold("restart", k))[-1] for k in range(4)]
+    state = attack.start(model, x, y, threat, rng)
+    losses = torch.stack([attack.loss(model(end), state) for end in ends]).detach()
+    best = losses.argmax(0)
+    assert len(best.unique()) > 1, "several restarts are to win somewhere"
+    wanted = torch.stack([ends[k][i] for i, k in enumerate(best.tolist())])
+    torch.testing.assert_close(attack.craft(model, x, y, threat, rng), wanted, rtol=0, atol=1e-12)
+
+
+def test_radius_0_asks_the_model_nothing() -> None:
+    x, y = images()
+
+    def never(pixels: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    assert PGD().craft(never, x, y, Linf(0.0), Rng.batch(COUNT)) is x
+
+
+def test_works_where_gradients_are_off() -> None:
+    model, (x, y) = net(), images()
+    with torch.no_grad():
+        inside = FGSM().craft(model, x, y, Linf(0.1), Rng.batch(COUNT))
+    assert torch.equal(inside, FGSM().craft(model, x, y, Linf(0.1), Rng.batch(COUNT)))
+
+
+def test_lanes_of_a_state() -> None:
+    model, (x, y) = net(), images()
+    state = PGD(objective="kl").start(model, x, y, Linf(0.1), Rng.batch(COUNT))
+    some, rest = state.select(torch.arange(5)), state.select(torch.arange(COUNT) >= 5)
+    assert (len(some), len(rest), len(state)) == (5, COUNT - 5, COUNT)
+    back = some.join(rest)
+    for name in ("x", "y", "x_adv", "step", "logits"):
+        assert torch.equal(getattr(back, name), getattr(state, name))
+    bare = State(x, y, x, torch.zeros(COUNT))
+    assert bare.select(torch.arange(2)).join(bare).logits is None
+
+
+def test_as_a_function_it_returns_what_fools() -> None:
+    """x_adv = PGD(...)(model, x, y, threat): any misclassified iterate, else the last one."""
+    model, (x, _) = net(4), images()
+    y = model(x).argmax(1)
+    attack, threat = PGD(steps=4, restarts=2), Linf(0.2)
+    x_adv = attack(model, x, y, threat)
+    assert threat.contains(x_adv, x).all()
+    fooled = model(x_adv).argmax(1) != y
+    crafted = model(replace(attack, restarts=1).craft(model, x, y, threat, Rng.batch(COUNT))).argmax(1) != y
+    assert 0 < fooled.sum() < COUNT
+    assert (fooled | ~crafted).all(), "what one climb fools, all of them fool"
+    assert attack(model, x[:0], y[:0], threat).shape == (0, 1, 4, 4)
