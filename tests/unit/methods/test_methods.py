@@ -1,0 +1,143 @@
+"""Methods as values. Equations: tests/oracle/test_loss_terms.py; promises: tests/conformance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import FGSM, PGD
+from atlas.errors import UsageError
+from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades, TradesJac, atlas_g, atlas_l
+from atlas.rng import Rng
+from atlas.threat import Linf
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+
+def images(count: int = 6) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(count, 1, 4, 4, dtype=torch.float64, generator=generator), torch.arange(count) % 3
+
+
+@pytest.mark.parametrize("weight", [-1e-9, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("make", "term"),
+    [
+        (lambda w: Jac(alpha=w), "jac"),
+        (lambda w: Trades(beta=w), "kl"),
+        (lambda w: Atlas(alpha=w, beta=1.0), "jac"),
+        (lambda w: Atlas(alpha=1.0, beta=w), "kl"),
+        (lambda w: atlas_l(alpha=w), "jac"),
+        (lambda w: atlas_g(beta=w), "kl"),
+        (lambda w: TradesJac(alpha=w), "jac"),
+        (lambda w: TradesJac(beta=w), "kl"),
+    ],
+    ids=["jac", "trades", "atlas alpha", "atlas beta", "atlas_l", "atlas_g", "tj alpha", "tj beta"],
+)
+def test_impossible_weights(make: Callable[[float], Method], term: str, weight: float) -> None:
+    with pytest.raises(UsageError, match=f"the weight of {term} is {weight}; wanted 0 or more"):
+        make(weight)
+
+
+@pytest.mark.parametrize("projections", [0, -1, "all", 2.5])
+@pytest.mark.parametrize("kind", [Jac, TradesJac, lambda projections: Atlas(0.1, 1.0, FGSM(), projections)])
+def test_impossible_projections_are_refused_when_built(
+    kind: Callable[..., Method], projections: object
+) -> None:
+    with pytest.raises(UsageError, match="wanted a whole number from 1, or 'exact'"):
+        kind(projections=projections)
+
+
+def test_the_halves_of_atlas() -> None:
+    assert atlas_l(2e-4, FGSM(), 3) == Atlas(2e-4, 0.0, FGSM(), 3)
+    assert atlas_g(5.0, PGD()) == Atlas(0.0, 5.0, PGD())
+
+
+def test_values_are_frozen_and_compare_by_content() -> None:
+    method = Atlas(1e-4, 5.0)
+    assert method == Atlas(1e-4, 5.0, FGSM(), 1)
+    assert method != replace(method, alpha=2e-4)
+    assert len({method, Atlas(1e-4, 5.0)}) == 1
+    with pytest.raises(FrozenInstanceError):
+        method.alpha = 1.0  # type: ignore[misc]
+
+
+def test_what_each_trains_on_by_default() -> None:
+    """One-step methods by default, TRADES on the KL, and neither natural training nor JAC has an attack."""
+    assert Natural().attack is None
+    assert Jac().attack is None
+    assert Adv().attack == Atlas(0.1, 0.1).attack == FGSM(objective="ce")
+    assert Trades().attack == TradesJac().attack == FGSM(objective="kl")
+    assert (Adv.objective, Atlas.objective, Trades.objective, TradesJac.objective) == ("ce", "ce", "kl", "kl")
+
+
+@pytest.mark.parametrize("method", [Natural(), Jac()], ids=str)
+def test_zero_step_methods_craft_nothing(method: Method) -> None:
+    x, y = images()
+
+    def never(pixels: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    assert method.craft(never, x, y, Linf(0.3), Rng.batch(6)) is x
+
+
+@pytest.mark.parametrize("method", [Trades(beta=0.0), TradesJac(alpha=0.1, beta=0.0)], ids=str)
+def test_trades_without_its_kl_makes_no_adversary(method: Method) -> None:
+    x, y = images()
+
+    def never(pixels: Tensor) -> Tensor:
+        raise AssertionError("asked")
+
+    assert method.craft(never, x, y, Linf(0.3), Rng.batch(6)) is x
+    assert "kl" not in method.terms(net(), x, x, y, Rng.batch(6)).losses
+
+
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [
+        (Natural(), "x"),
+        (Jac(), "x"),
+        (Adv(), "x_adv"),
+        (Trades(), "x_adv"),
+        (Atlas(0.1, 1.0), "x_adv"),
+        (Atlas(0.0, 1.0), "x_adv"),
+        (TradesJac(), "x_adv"),
+        (Trades(beta=0.0), "x"),
+    ],
+    ids=str,
+)
+def test_logits_are_those_on_the_images_trained_on(method: Method, at: str) -> None:
+    model, (x, y) = net(), images()
+    x_adv = (x + 0.3).clamp(0, 1)
+    _, logits = method.terms(model, x, x_adv, y, Rng.batch(6))
+    torch.testing.assert_close(logits, model({"x": x, "x_adv": x_adv}[at]))
+
+
+def test_weigh_leaves_cross_entropy_out_of_the_ramp() -> None:
+    """A.3 scales alpha and beta by eps_now / eps_final, and nothing else."""
+    method = Atlas(alpha=0.5, beta=3.0)
+    losses = {"ce": torch.tensor([1.0, 3.0]), "jac": torch.tensor([4.0, 8.0]), "kl": torch.tensor([0.5, 1.5])}
+    assert method.weigh(losses, 0.0).item() == pytest.approx(2.0)
+    assert method.weigh(losses, 0.5).item() == pytest.approx(2.0 + 0.5 * (0.5 * 6.0 + 3.0 * 1.0))
+    assert method.weigh(losses).item() == pytest.approx(2.0 + 0.5 * 6.0 + 3.0 * 1.0)
+
+
+def test_attack_and_projection_have_streams_of_their_own() -> None:
+    """Another start does not change the directions that the Jacobian is projected on, nor the reverse."""
+    model, (x, y) = net(), images()
+    method = Atlas(alpha=1.0, beta=0.0)
+    rng, other = Rng.batch(6, seed=1), Rng.batch(6, seed=2)
+    x_adv = method.craft(model, x, y, Linf(0.1), rng.fold("attack"))
+    terms = method.terms(model, x, x_adv, y, rng.fold("terms"))
+    assert method.loss(model, x, y, threat=Linf(0.1), rng=rng) == method.weigh(terms.losses)
+    again = method.terms(model, x, x_adv, y, other.fold("terms")).losses
+    assert torch.equal(again["ce"], terms.losses["ce"])
+    assert not torch.equal(again["jac"], terms.losses["jac"])
