@@ -42,6 +42,10 @@ class Schedule:
             raise UsageError(f"factor is {self.factor}; wanted a number above 0, at most 1")
         if self.kind == "piecewise" and not self.milestones:
             raise UsageError("a piecewise schedule needs milestones, in epochs, such as [50, 75]")
+        if not all(0 <= m < math.inf for m in self.milestones):
+            raise UsageError(
+                f"milestones are {list(self.milestones)}; wanted epochs, 0 or more, such as [50, 75]"
+            )
 
     def ramp(self, epoch: float) -> float:
         """eps_now / eps_final after this many epochs: 0 at the start, 1 after `ramp_epochs` (App. A.3)."""
