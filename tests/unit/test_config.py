@@ -1,0 +1,345 @@
+"""Configuration: tables to dataclasses and back, and errors that teach."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from atlas.config import (
+    build,
+    check_choices,
+    differences,
+    fingerprint,
+    merge,
+    number,
+    override,
+    table_of,
+)
+from atlas.errors import UsageError
+from atlas.reproduce.preset import load_preset, names
+from atlas.training import Optimizer, RunConfig, Training, Validation
+
+# --- a small world of its own ---
+
+
+class Pet:
+    pass
+
+
+@dataclass(frozen=True)
+class Cat(Pet):
+    lives: int = 9
+
+
+@dataclass(frozen=True)
+class Dog(Pet):
+    friend: Pet = Cat()
+
+
+def kitten(lives: int = 1) -> Cat:
+    """A function may stand in a registry too."""
+    return Cat(lives)
+
+
+@dataclass(frozen=True)
+class Size:
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.width <= 0:
+            raise UsageError(f"width is {self.width}; wanted a number above 0")
+
+
+@dataclass(frozen=True)
+class House:
+    owner: str
+    pet: Pet = Cat()
+    rooms: int = 3
+    heated: bool = True
+    colour: Literal["red", "blue"] = "red"
+    doors: tuple[float, ...] = ()
+    share: int | float = 1
+    count: int | Literal["many"] = 1
+    attic: float | None = None
+    size: Size = Size()
+
+
+REGISTRIES: dict[type, dict[str, Any]] = {Pet: {"cat": Cat, "dog": Dog, "kitten": kitten}}
+
+
+def house(**values: Any) -> House:
+    return build(House, {"owner": "ann", **values}, REGISTRIES)
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        ({}, House("ann")),
+        ({"rooms": 5, "heated": False, "colour": "blue"}, House("ann", Cat(), 5, False, "blue")),
+        ({"pet": {"name": "dog"}}, House("ann", Dog())),
+        ({"pet": {"name": "dog", "friend": {"name": "cat", "lives": 2}}}, House("ann", Dog(Cat(2)))),
+        ({"pet": {"name": "kitten"}}, House("ann", Cat(1))),
+        ({"pet": Cat(4)}, House("ann", Cat(4))),
+        ({"doors": [1, "8/255", 0.5]}, House("ann", doors=(1.0, 8 / 255, 0.5))),
+        ({"share": 5}, House("ann", share=5)),
+        ({"share": "1/4"}, House("ann", share=0.25)),
+        ({"count": "many"}, House("ann", count="many")),
+        ({"attic": None}, House("ann")),
+        ({"attic": 2}, House("ann", attic=2.0)),
+        ({"size": {"width": 3}}, House("ann", size=Size(3.0))),
+    ],
+    ids=str,
+)
+def test_build(values: dict[str, Any], wanted: House) -> None:
+    made = house(**values)
+    assert made == wanted
+    assert type(made.share) is type(wanted.share)
+    assert build(House, table_of(made, REGISTRIES), REGISTRIES) == made
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"romos": 3},
+            "unknown key in the configuration: 'romos' .did you mean 'rooms'.*choose from: attic, ",
+        ),
+        ({"pet": {"name": "cta"}}, "unknown pet.name: 'cta' .did you mean 'cat'.*cat, dog, kitten"),
+        ({"pet": {"lives": 3}}, "unknown pet.name: .*choose from: cat"),
+        ({"pet": {"name": "cat", "live": 3}}, "unknown key in pet: 'live' .did you mean 'lives'"),
+        (
+            {"pet": {"name": "dog", "friend": {"name": "cat", "lives": "x"}}},
+            "pet.friend.lives is 'x'; wanted a",
+        ),
+        ({"pet": 3}, "pet is 3; wanted a table"),
+        ({"rooms": 2.5}, "rooms is 2.5; wanted a whole number"),
+        ({"rooms": "3"}, "rooms is '3'; wanted a whole number"),
+        ({"rooms": True}, "rooms is True; wanted a whole number"),
+        ({"rooms": None}, "rooms is None; wanted a whole number"),
+        ({"heated": 1}, "heated is 1; wanted true or false"),
+        ({"heated": "yes"}, "heated is 'yes'; wanted true or false"),
+        ({"owner": 7}, "owner is 7; wanted text"),
+        ({"colour": "bleu"}, "unknown colour: 'bleu' .did you mean 'blue'"),
+        ({"colour": ["red"]}, "unknown colour: .*choose from: blue, red"),
+        ({"doors": 3}, "doors is 3; wanted a list"),
+        ({"doors": "12"}, "doors is '12'; wanted a list"),
+        ({"doors": [1, "wide"]}, "doors is 'wide'; wanted a number, or a fraction such as 8/255"),
+        ({"count": "lots"}, "count is 'lots'; wanted a whole number; or: unknown count: 'lots'"),
+        ({"attic": "high"}, "attic is 'high'; wanted a number"),
+        ({"size": {"width": 0}}, "width is 0.0; wanted a number above 0"),
+        ({"size": {"width": {}}}, "size.width is {}; wanted a number"),
+        ({"size": []}, r"size is \[\]; wanted a table"),
+    ],
+    ids=str,
+)
+def test_refused_in_words(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        house(**values)
+
+
+def test_missing_and_not_a_table() -> None:
+    with pytest.raises(UsageError, match="owner is missing; add it"):
+        build(House, {}, REGISTRIES)
+    with pytest.raises(UsageError, match="the configuration is 3; wanted a table"):
+        build(House, 3, REGISTRIES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("8/255", 8 / 255),
+        (" 8 / 255 ", 8 / 255),
+        ("-1/2", -0.5),
+        ("0.031", 0.031),
+        ("2e-4", 2e-4),
+        (3, 3.0),
+        (0.5, 0.5),
+    ],
+)
+def test_numbers(text: Any, value: float) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "/",
+            "1/",
+            "8/0",
+            "1/2/3",
+            "eps",
+            "8\\255",
+            "0x10",
+            "1_0/",
+            "1e3/2e",
+            "__import__('os')",
+            "1+1",
+        ),
+        *(True, None, [], {}, "9" * 51, 10**400),
+    ],
+    ids=str,
+)
+def test_not_numbers(text: Any) -> None:
+    with pytest.raises(UsageError, match=r"the value is .*wanted a number, or a fraction such as 8/255"):
+        number(text)
+
+
+# --- tables ---
+
+
+def test_override_makes_what_is_missing_and_changes_nothing_else() -> None:
+    table = {"a": {"b": 1, "c": 2}, "d": 3}
+    before = copy.deepcopy(table)
+    assert override(table, "a.b", 9) == {"a": {"b": 9, "c": 2}, "d": 3}
+    assert override(table, "x.y.z", 9) == before | {"x": {"y": {"z": 9}}}
+    assert override(table, "d.e", 9) == {"a": {"b": 1, "c": 2}, "d": {"e": 9}}
+    assert table == before
+
+
+def test_merge() -> None:
+    base, top = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 9}, "d": {"x": 1}}
+    before = copy.deepcopy((base, top))
+    assert merge(base, top) == {"a": {"b": 1, "c": 9}, "d": {"x": 1}}
+    assert merge({}, base) == base
+    assert (base, top) == before
+
+
+def test_differences_are_named_with_both_values() -> None:
+    one = {"a": {"b": 1, "c": 2}, "d": [1]}
+    assert differences(one, copy.deepcopy(one)) == []
+    assert differences(one, {"a": {"b": 5, "c": 2}, "e": 1}) == [
+        *("a.b: 1 -> 5", "d: [1] -> None", "e: None -> 1")
+    ]
+
+
+def test_fingerprint() -> None:
+    one = {"a": {"b": 1, "c": 2.5}, "d": None}
+    assert fingerprint(one) == fingerprint({"d": None, "a": {"c": 2.5, "b": 1}})
+    others = [{"a": {"b": 1, "c": 2.6}, "d": None}, {"a": {"b": 1, "c": 2.5}}, {"b": 1, "c": 2.5, "d": None}]
+    assert len({fingerprint(table) for table in [one, *others]}) == 4
+    assert len(fingerprint(one)) == 16
+
+
+# --- choices in Python ---
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Optimizer(kind="sdg"), "unknown Optimizer.kind: 'sdg' .did you mean 'sgd'"),  # type: ignore[arg-type]
+        (lambda: Training(on_collapse="rolback"), "did you mean 'rollback'"),  # type: ignore[arg-type]
+        (lambda: Training(crafting_mode="trian"), "did you mean 'train'"),  # type: ignore[arg-type]
+        (lambda: Training(augment="pad-crop"), "did you mean 'pad-crop-flip'"),
+        (lambda: Training(batch_size=1), "batch_size is 1; wanted 2 or more"),
+        (lambda: Training(ema=1.0), "ema is 1.0"),
+        (lambda: Training(checkpoint_minutes=math.nan), "checkpoint_minutes is nan"),
+        (lambda: Optimizer(lr=0.0), "lr is 0.0"),
+        (lambda: Optimizer(lr=math.inf), "lr is inf"),
+        (lambda: Optimizer(momentum=1.0), "momentum is 1.0"),
+        (lambda: Optimizer(weight_decay=-1e-4), "weight_decay is -0.0001"),
+        (lambda: Optimizer(momentum=0.0, nesterov=True), "nesterov needs a momentum"),
+        (lambda: Validation(size=0), "validation.size is 0"),
+        (lambda: Validation(size=1.5), "validation.size is 1.5"),
+        (lambda: Validation(size=-5), "validation.size is -5"),
+        (lambda: Validation(size=math.nan), "validation.size is nan"),
+        (lambda: Validation(size=math.inf), "validation.size is inf"),
+    ],
+)
+def test_settings_are_validated_where_they_are_made(make: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+def test_check_choices_reads_literal_fields_only() -> None:
+    check_choices(House("ann"))
+    with pytest.raises(UsageError, match=r"unknown House.colour: 'green'"):
+        check_choices(House("ann", colour="green"))  # type: ignore[arg-type]
+
+
+# --- real configurations ---
+
+
+def config(preset: str = "mnist-atlas-1") -> dict[str, Any]:
+    return RunConfig.of(load_preset(preset)[1]).table()
+
+
+@pytest.mark.parametrize("preset", names())
+def test_every_preset_survives_the_round_trip(preset: str) -> None:
+    made = RunConfig.of(load_preset(preset)[1])
+    table = made.table()
+    assert RunConfig.of(json.loads(json.dumps(table))) == made
+    assert RunConfig.of(made.table()).table() == table
+    assert fingerprint(json.loads(json.dumps(table))) == fingerprint(table)
+    assert differences(table, RunConfig.of(table).table()) == []
+
+
+def leaves(table: dict[str, Any], where: str = "") -> list[str]:
+    """The dotted names of everything in a table."""
+    found = []
+    for key, value in table.items():
+        name = f"{where}.{key}" if where else key
+        found += [name, *leaves(value, name)] if isinstance(value, dict) else [name]
+    return found
+
+
+values = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 5),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=8),
+        st.sampled_from(
+            ["8/255", "1/0", "inf", "nan", "-1", "exact", "kl", "linf", "pgd", "atlas_l", "1e999"]
+        ),
+    ),
+    lambda below: st.one_of(
+        st.lists(below, max_size=3),
+        st.dictionaries(st.sampled_from(["name", "attack", "steps", "alpha", "", "x"]), below, max_size=3),
+    ),
+    max_leaves=6,
+)
+PRESETS = ["mnist-atlas-1", "mnist-jac", "cifar10-trades-10", "cifar100-atlas-l-1", "cifar10-trades-jac-1"]
+TABLES = {name: config(name) for name in PRESETS}
+changes = st.sampled_from(PRESETS).flatmap(
+    lambda name: st.tuples(
+        st.just(name),
+        st.lists(
+            st.tuples(st.one_of(st.sampled_from(leaves(TABLES[name])), st.text("abc.", max_size=9)), values),
+            min_size=1,
+            max_size=3,
+        ),
+    )
+)
+
+
+@settings(deadline=None, derandomize=True, max_examples=500)
+@given(changes)
+def test_a_changed_configuration_builds_or_says_why(case: tuple[str, list[tuple[str, Any]]]) -> None:
+    """Whatever is put anywhere: a UsageError in words, or a configuration that survives the round trip."""
+    table = TABLES[case[0]]
+    for key, value in case[1]:
+        table = override(table, key, value)
+    try:
+        made = RunConfig.of(table)
+    except UsageError:
+        return
+    assert RunConfig.of(made.table()) == made
+    fingerprint(made.table())
+
+
+@settings(deadline=None, derandomize=True, max_examples=200)
+@given(st.one_of(values, st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), values, max_size=4)))
+def test_nonsense_is_refused(table: Any) -> None:
+    with pytest.raises(UsageError):
+        build(RunConfig, table, {})
