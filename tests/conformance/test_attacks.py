@@ -1,0 +1,168 @@
+"""One table: every registered attack keeps the same promises.
+
+A new attack gets a row in ROWS; without one, the first test fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from atlas.attacks import ATTACKS, FGSM, PGD, Attack, lanes
+from atlas.config import build, table_of
+from atlas.rng import Rng
+from atlas.threat import L2, Linf, Threat
+from atlas.training.settings import REGISTRIES
+
+ROWS: dict[str, list[Attack]] = {
+    "fgsm": [
+        FGSM(),
+        FGSM(clip_start=False, restarts=2),
+        FGSM(objective="kl"),
+        FGSM(objective="margin", relative_step=0.5),
+    ],
+    "pgd": [
+        PGD(steps=4),
+        PGD(steps=3, step_size=0.02, restarts=2, objective="margin"),
+        PGD(steps=3, objective="kl", start_at="gaussian"),
+        PGD(steps=3, decay=True, clip_start=False),
+    ],
+}
+CASES = [attack for row in ROWS.values() for attack in row]
+TASKS = {
+    "grey, 10 classes": ((1, 28, 28), 10),
+    "grey, 2 classes": ((1, 28, 28), 2),
+    "colour, 2 classes": ((3, 8, 8), 2),
+    "colour, 10 classes": ((3, 8, 8), 10),
+}
+COLOUR = ((3, 8, 8), 10)
+COUNT = 6
+each_attack = pytest.mark.parametrize("attack", CASES, ids=str)
+each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
+each_threat = pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5)], ids=str)
+Factory = Callable[..., Any]
+
+
+def images(task: tuple[tuple[int, int, int], int], model: Any, count: int = COUNT) -> tuple[Tensor, Tensor]:
+    """Images with the labels that the model gives them."""
+    x = torch.rand(count, *task[0], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return x, model(x).argmax(1)
+
+
+def test_every_registered_attack_has_a_row() -> None:
+    assert set(ROWS) == set(ATTACKS)
+    for name, row in ROWS.items():
+        assert row
+        assert all(type(attack) is ATTACKS[name] for attack in row)
+
+
+@each_attack
+@each_task
+@each_threat
+def test_adversaries_are_near_images_with_a_higher_loss(
+    attack: Attack, task: Any, threat: Threat, counted: Factory
+) -> None:
+    model = counted(*task)
+    x, y = images(task, model)
+    x_adv = attack.craft(model, x, y, threat, Rng.batch(COUNT))
+    assert (x_adv.shape, x_adv.dtype) == (x.shape, x.dtype)
+    assert threat.contains(x_adv, x).all()
+    assert not x_adv.requires_grad
+    state = attack.start(model, x, y, threat, Rng.batch(COUNT))
+    with torch.no_grad():
+        assert (attack.loss(model(x_adv), state) > attack.loss(model(x), state)).all()
+
+
+@each_attack
+@each_threat
+def test_same_streams_same_points(attack: Attack, threat: Threat, counted: Factory) -> None:
+    model = counted(*COLOUR)
+    x, y = images(COLOUR, model)
+    one, same, other = (attack.craft(model, x, y, threat, Rng.batch(COUNT, seed=s)) for s in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+
+
+@each_attack
+@each_threat
+def test_an_example_knows_nothing_of_the_batch(attack: Attack, threat: Threat, counted: Factory) -> None:
+    model, rng = counted(*COLOUR), Rng.batch(COUNT, seed=5)
+    x, y = images(COLOUR, model)
+    together = attack.craft(model, x, y, threat, rng)
+    for some in (torch.tensor([3]), torch.tensor([5, 0, 2])):
+        alone = attack.craft(model, x[some], y[some], threat, rng[some])
+        torch.testing.assert_close(alone, together[some], rtol=0, atol=1e-10)
+
+
+@each_attack
+@each_threat
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_the_model_is_exactly_as_before(attack: Attack, threat: Threat, mode: Any, counted: Factory) -> None:
+    model = counted(*COLOUR, norm=True)
+    x, y = images(COLOUR, model)
+    model.layers[1].eval()
+    model.layers[0].bias.requires_grad_(False)
+    before, pixels = model.snapshot(), x.clone()
+    attack.craft(model, x, y, threat, Rng.batch(COUNT), mode)
+    assert model.snapshot() == before
+    attack(model, x, y, threat)
+    assert model.snapshot() == before
+    assert torch.equal(x, pixels)
+
+
+@each_attack
+def test_radius_0_leaves_the_images(attack: Attack, counted: Factory) -> None:
+    model = counted(*COLOUR)
+    x, y = images(COLOUR, model)
+    assert torch.equal(attack.craft(model, x, y, Linf(0.0), Rng.batch(COUNT)), x)
+    assert torch.equal(attack(model, x, y, Linf(0.0)), x)
+
+
+@each_attack
+@each_threat
+def test_a_step_counts_and_leaves_its_logits(attack: Attack, threat: Threat, counted: Factory) -> None:
+    model = counted(*COLOUR)
+    x, y = images(COLOUR, model)
+    state = attack.start(model, x, y, threat, Rng.batch(COUNT))
+    assert state.step.tolist() == [0] * COUNT
+    for step in range(1, attack.steps + 1):
+        at = state.x_adv
+        state, logits = attack.advance(model, state, threat)
+        assert state.step.tolist() == [step] * COUNT
+        torch.testing.assert_close(logits, model(at), rtol=1e-9, atol=1e-12)
+
+
+@each_attack
+@each_threat
+def test_verdicts_do_not_depend_on_batches(attack: Attack, threat: Threat, counted: Factory) -> None:
+    """At a radius at which some examples fall and some stand."""
+    model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
+    x, y = images(COLOUR, model, 40)
+    small = threat.at(threat.eps / 4)
+    found = [lanes.run(attack, model, x, y, small, rng, batch_size=size) for size in (1, 7, 40)]
+    for outcome in found:
+        assert torch.equal(outcome.attempt, found[0].attempt)
+        wrong = model(outcome.x_adv).argmax(1) != y
+        assert torch.equal(wrong, ~outcome.robust)
+        assert small.contains(outcome.x_adv, x).all()
+    assert 0 < int(found[0].robust.sum()) < 40
+
+
+@each_attack
+def test_more_restarts_fool_no_fewer(attack: Attack, counted: Factory) -> None:
+    model, threat = counted(*COLOUR, seed=1), Linf(0.02)
+    x, y = images(COLOUR, model, 40)
+    more = replace(attack, restarts=attack.restarts + 2)  # type: ignore[type-var]
+    one, other = (lanes.run(a, model, x, y, threat, Rng.batch(40)).robust for a in (attack, more))
+    assert (one | ~other).all()
+
+
+@each_attack
+def test_its_table_builds_it_again(attack: Attack) -> None:
+    assert build(Attack, table_of(attack, REGISTRIES), REGISTRIES) == attack  # type: ignore[type-abstract]
