@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
-from rich.progress import track
+from rich.progress import Progress, TaskID
 
 from atlas import data
 from atlas.attacks import PGD, Attack
@@ -52,13 +53,30 @@ def run_demo(folder: Path) -> list[Row]:
 
 def _attack(label: str, config: RunConfig, result: Result, test: data.Images) -> Row:
     scores = {}
-    for name, attack in track(ATTACKS.items(), f"attacking {label}", transient=True):
-        clean, scores[name] = score(result.model, test, attack, config.threat)
+    with Progress(transient=True) as bars:
+        for name, attack in ATTACKS.items():
+            task = bars.add_task(f"{label} under {name}", total=len(test))
+            each_step = partial(_show, bars, task)
+            clean, scores[name] = score(result.model, test, attack, config.threat, each_step=each_step)
     return Row(label, clean, scores, result.seconds)
+
+
+def _show(bars: Progress, task: TaskID, settled: int) -> None:
+    bars.update(task, completed=settled)
 
 
 def _write(folder: Path, rows: list[Row]) -> None:
     (folder / "demo.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+    (folder / "demo.md").write_text(markdown(rows))
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table: accuracy with its 95% interval."""
+    head = [f"n = {rows[0].clean.n}", "clean", *ATTACKS, "training"]
+    lines = [
+        [row.method, *map(str, [row.clean, *row.robust.values()]), f"{row.seconds:.0f} s"] for row in rows
+    ]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [head, ["---"] * len(head), *lines])
 
 
 def _draw(path: Path, results: dict[str, Result], rows: list[Row]) -> None:
