@@ -31,14 +31,15 @@ ATTACKS: dict[str, tuple[Attack, bool]] = {
 
 
 def attack(run: Path, n: int) -> None:
-    test, threat, model = data.load("mnist", train=False), load_config(run).threat, load_model(run)
+    config, model = load_config(run), load_model(run)
+    test = data.load(config.data, train=False)
     scores = {}
     with Progress() as progress:
         for name, (each, whole) in ATTACKS.items():
             images = test if whole else test.subset(slice(n))
             task = progress.add_task(f"{run.name}: {name}", total=len(images))
             clean, robust = score(
-                model, images, each, threat, each_step=lambda k, task=task: progress.update(task, completed=k)
+                model, images, each, config.threat, each_step=lambda k, task=task: progress.update(task, completed=k)
             )
             scores[name] = asdict(robust)
             if whole:

@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it goes on.
+#   ATLAS_DATA=... scripts/mnist_runs.sh written | tuned | embedded
+set -euo pipefail
+out=${OUT:-runs/mnist}
+
+run() { # NAME PRESET [--set ...]
+  local folder=$out/$1
+  if [ -e "$folder/config.json" ]; then atlas train --resume "$folder"; else atlas train "$2" --out "$folder" "${@:3}"; fi
+  [ -e "$folder/scores.json" ] || python scripts/mnist_results.py attack "$folder"
+}
+
+written() { # the paper's settings on the small CNN; what it leaves open as in docs/decisions.md
+  run written-atlas-1 mnist-small-atlas-1
+  run written-adv-1 mnist-small-adv-1
+}
+
+# A larger learning rate over fewer epochs, and validation by large margin steps that decay.
+strong="training.validation.attack={name = 'pgd', steps = 20, step_size = 0.1, decay = true, objective = 'margin'}"
+quick=(--set training.schedule.kind=one-cycle --set training.schedule.epochs=15
+  --set training.schedule.ramp_epochs=5 --set training.validation.size=2000 --set "$strong")
+
+tuned() {
+  run tuned-adv-1 mnist-small-adv-1 "${quick[@]}" --set training.optimizer.lr=0.1
+  run tuned-atlas-1 mnist-small-atlas-1 "${quick[@]}" --set training.optimizer.lr=0.1
+  run tuned-adv-1-adam mnist-small-adv-1 "${quick[@]}" --set training.optimizer.kind=adam --set training.optimizer.lr=3e-3
+}
+
+embedded() { # one change at a time to the demo's ATLAS and ADV, on the embedded data
+  local m
+  for m in atlas adv; do
+    run "mini-$m" "demo-$m-1"
+    run "mini-$m-clipped" "demo-$m-1" --set method.attack.clip_start=true
+    run "mini-$m-noramp" "demo-$m-1" --set training.schedule.ramp_epochs=0
+    run "mini-$m-nomomentum" "demo-$m-1" --set training.optimizer.momentum=0
+    run "mini-$m-adam" "demo-$m-1" --set training.optimizer.kind=adam --set training.optimizer.lr=2e-3
+    run "mini-$m-pgd20-guided" "demo-$m-1" --set "training.validation.attack={name = 'pgd', steps = 20, step_size = 0.01}"
+  done
+  run mini-atlas-alpha0 demo-atlas-1 --set method.alpha=0
+  run mini-atlas-alpha1e-4 demo-atlas-1 --set method.alpha=1e-4
+  run mini-atlas-alpha1e-3 demo-atlas-1 --set method.alpha=1e-3
+  run mini-atlas-beta0 demo-atlas-1 --set method.beta=0
+  run mini-atlas-beta1 demo-atlas-1 --set method.beta=1
+}
+
+"$1"
