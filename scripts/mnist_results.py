@@ -11,9 +11,10 @@ import argparse
 import json
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from rich.progress import Progress
+from rich.progress import Progress, TaskID
 
 from atlas import data
 from atlas.attacks import PGD, Attack
@@ -38,13 +39,16 @@ def attack(run: Path, n: int) -> None:
         for name, (each, whole) in ATTACKS.items():
             images = test if whole else test.subset(slice(n))
             task = progress.add_task(f"{run.name}: {name}", total=len(images))
-            clean, robust = score(
-                model, images, each, config.threat, each_step=lambda k, task=task: progress.update(task, completed=k)
-            )
+            each_step = partial(show, progress, task)
+            clean, robust = score(model, images, each, config.threat, each_step=each_step)
             scores[name] = asdict(robust)
             if whole:
                 scores["clean"] = asdict(clean)
     (run / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
+
+
+def show(progress: Progress, task: TaskID, settled: int) -> None:
+    progress.update(task, completed=settled)
 
 
 def keep(run: Path) -> None:
