@@ -22,7 +22,7 @@ from atlas.evaluation import Score, score
 from atlas.training import load_config, load_model
 
 RESULTS = Path(__file__).parent.parent / "results" / "mnist"
-KEPT = ("config.json", "metrics.jsonl", "timing.jsonl", "scores.json", "best.safetensors")
+KEPT = ("config.json", "metrics.jsonl", "timing.jsonl", "scores.json")
 ATTACKS: dict[str, tuple[Attack, bool]] = {
     "PGD-20": (PGD(steps=20, step_size=0.01), True),
     "PGD-1000": (PGD(steps=1000, step_size=0.01), False),
@@ -56,6 +56,8 @@ def keep(run: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         shutil.copy(run / name, folder / name)
+    if load_config(run).data == "mnist":
+        shutil.copy(run / "best.safetensors", folder / "best.safetensors")
 
 
 def row(run: Path) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it goes on.
-#   ATLAS_DATA=... scripts/mnist_runs.sh written | tuned | embedded
+#   ATLAS_DATA=... scripts/mnist_runs.sh written | quick | embedded
 set -euo pipefail
 out=${OUT:-runs/mnist}
 
@@ -15,15 +15,10 @@ written() { # the paper's settings on the small CNN; what it leaves open as in d
   run written-adv-1 mnist-small-adv-1
 }
 
-# A larger learning rate over fewer epochs, and validation by large margin steps that decay.
-strong="training.validation.attack={name = 'pgd', steps = 20, step_size = 0.1, decay = true, objective = 'margin'}"
-quick=(--set training.schedule.kind=one-cycle --set training.schedule.epochs=15
-  --set training.schedule.ramp_epochs=5 --set training.validation.size=2000 --set "$strong")
-
-tuned() {
-  run tuned-adv-1 mnist-small-adv-1 "${quick[@]}" --set training.optimizer.lr=0.1
-  run tuned-atlas-1 mnist-small-atlas-1 "${quick[@]}" --set training.optimizer.lr=0.1
-  run tuned-adv-1-adam mnist-small-adv-1 "${quick[@]}" --set training.optimizer.kind=adam --set training.optimizer.lr=3e-3
+quick() { # a larger learning rate over fewer epochs, and a stronger validation attack
+  run quick-adv-1 mnist-quick-adv-1
+  run quick-trades-1 mnist-quick-trades-1
+  run quick-atlas-1 mnist-quick-atlas-1
 }
 
 embedded() { # one change at a time to the demo's ATLAS and ADV, on the embedded data
