@@ -31,8 +31,10 @@ class Learner:
     def backward(self, loss: Tensor) -> Tensor:
         """Fresh gradients of the loss; returns their norm, a scalar."""
         self.optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        # Not into x', of which the Jacobian term has made a leaf that wants a gradient too.
+        loss.backward(inputs=weights)  # type: ignore[no-untyped-call]
+        gradients = [p.grad for p in weights if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
 
     def update(self, lr: float) -> None:

@@ -63,14 +63,7 @@ def test_flops_of_step_and_bare_are_the_declared_passes(label: str) -> None:
     assert flops(made.step) / forward == pytest.approx(passes.cost, abs=0.1)
 
 
-def marked(label: str) -> Any:
-    passes = bench.case(label).passes
-    assert passes is not None
-    wasteful = pytest.mark.xfail(reason="the trainer's backward pass also goes to the image", strict=True)
-    return pytest.param(label, marks=wasteful if passes.jacobian else [])
-
-
-@pytest.mark.parametrize("label", [marked(label) for label in LABELS])
+@pytest.mark.parametrize("label", LABELS)
 def test_a_step_does_no_more_than_the_equation_needs(label: str) -> None:
     """To the last FLOP, on a network whose first layer counts."""
     made = pair(label, models.build("cnn-small", shape=(1, 8, 8)), (1, 8, 8))
