@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from atlas import __version__
 from atlas.cli import bench, data, demo, train
 
 app = typer.Typer(
@@ -14,6 +17,23 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Adversarial training via local stability: train robust classifiers, and learn how robust they are.",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"atlas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("presets")(train.presets)
