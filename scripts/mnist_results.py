@@ -21,7 +21,8 @@ from atlas.attacks import PGD, Attack
 from atlas.evaluation import Score, score
 from atlas.training import load_config, load_model
 
-RESULTS = Path(__file__).parent.parent / "results" / "mnist"
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "results" / "mnist", ROOT / "docs" / "mnist.md"
 KEPT = ("config.json", "metrics.jsonl", "timing.jsonl", "scores.json")
 ATTACKS: dict[str, tuple[Attack, bool]] = {
     "PGD-20": (PGD(steps=20, step_size=0.01), True),
@@ -73,22 +74,35 @@ def row(run: Path) -> str:
     return "| " + " | ".join([f"`{run.name}`", course, jacobians, *cells, f"{minutes:.0f} min"]) + " |"
 
 
-def table() -> str:
-    runs = sorted(path.parent for path in RESULTS.glob("*/scores.json"))
+def table(data_set: str) -> str:
+    """The kept runs on this data set as Markdown."""
+    runs = [path.parent for path in RESULTS.glob("*/scores.json")]
+    runs = sorted(run for run in runs if load_config(run).data == data_set)
     sizes = json.loads((runs[0] / "scores.json").read_text())
     columns = [f"{name} (n = {sizes[name]['n']:,})" for name in ("clean", *ATTACKS)]
-    head = ["run", "best validation, epoch", "\\|\\|J\\|\\|² best / last", *columns, "training"]
-    return "\n".join(["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *[row(run) for run in runs]])
+    head = ["run", "best validation, epoch", "J² best / last", *columns, "training"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *map(row, runs)])
+
+
+def write() -> None:
+    """Replace the tables of the page, each between its two markers."""
+    text = PAGE.read_text()
+    for data_set in ("mnist", "mnist-mini"):
+        before, begin, rest = text.partition(f"<!-- begin: {data_set} -->\n")
+        _, end, after = rest.partition(f"<!-- end: {data_set} -->")
+        text = f"{before}{begin}{table(data_set)}\n{end}{after}"
+    PAGE.write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["attack", "keep", "table"])
+    parser.add_argument("what", choices=["attack", "keep", "write"])
     parser.add_argument("runs", nargs="*", type=Path)
     parser.add_argument("--n", type=int, default=1000, help="test images for the costly attacks")
     options = parser.parse_args()
-    if options.what == "table":
-        print(table())
+    if options.what == "write":
+        write()
     for run in options.runs:
         attack(run, options.n) if options.what == "attack" else keep(run)
 
