@@ -123,7 +123,9 @@ def table_of(value: Any, registries: Registries) -> Any:
     if not is_dataclass(value):
         return value
     table: Table = {}
-    for registry in registries.values():
+    for kind, registry in registries.items():
+        if isinstance(value, kind):
+            table["name"] = f"{type(value).__module__}:{type(value).__qualname__}"
         names = [name for name, builder in registry.items() if builder is type(value)]
         if names:
             table["name"] = names[0]

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from atlas.errors import UsageError
+from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
 
 TOLERANCE = 1e-6
@@ -23,6 +23,16 @@ units of eps (seen in float32: 3e-8 for L-inf, 2e-7 eps for L2)."""
 
 NEWTON_STEPS = 50
 """A cap; about four are taken."""
+
+
+def check_pixels(x: Tensor) -> None:
+    """Refuse images that are not in [0, 1]: eps is in pixel units, and points would be cut at the box."""
+    low, high = x.aminmax() if x.numel() else (0.0, 0.0)
+    if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
+        raise DataError(
+            f"images go from {float(low):.4g} to {float(high):.4g}; wanted pixels in [0, 1]: divide by 255, "
+            "and make normalisation the first layer of the model"
+        )
 
 
 def _per_example(scalars: Tensor, like: Tensor) -> Tensor:

@@ -36,10 +36,10 @@ class State:
     def __len__(self) -> int:
         return len(self.x)
 
-    def select(self, lanes: Tensor) -> State:
+    def select(self, which: Tensor) -> State:
         """The lanes of this index or mask."""
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v[lanes] for k, v in chosen.items() if v is not None})
+        return replace(self, **{k: v[which] for k, v in chosen.items() if v is not None})
 
     def join(self, other: State) -> State:
         """These lanes, then the other's."""
@@ -60,6 +60,10 @@ class Attack(ABC):
     @abstractmethod
     def advance(self, model: Model, state: State, threat: Threat) -> tuple[State, Tensor]:
         """All lanes one step on, and the logits [B, C] at the points that they left."""
+
+    def toward(self, objective: str) -> Attack:
+        """This attack, climbing a method's objective unless it has one of its own."""
+        return self
 
     @abstractmethod
     def loss(self, logits_adv: Tensor, state: State) -> Tensor:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from atlas.attacks.finite import finite
 from atlas.attacks.frozen import Model, frozen
 from atlas.rng import Rng
-from atlas.threat import Threat
+from atlas.threat import Threat, check_pixels
 
 if TYPE_CHECKING:
     from atlas.attacks.attack import Attack, State
@@ -65,6 +66,7 @@ def run(
     `each_step` is called after every step with the number of examples settled so far; what it raises
     ends the run.
     """
+    check_pixels(x)
     with frozen(model):
         return _Engine(attack, model, x, y, threat, rng, batch_size, each_step).run()
 
@@ -91,7 +93,7 @@ class _Engine:
         self.examples = torch.empty(0, dtype=torch.int64, device=x.device)
         self.attempts = torch.empty(0, dtype=torch.int64, device=x.device)
         self.state: State | None = None
-        # Lanes that ended and await their verdict.
+        # Lanes that are out of steps and await the look at their last iterate.
         self.ended: list[tuple[Tensor, Tensor]] = []
 
     def run(self) -> Outcome:
@@ -107,7 +109,7 @@ class _Engine:
     @torch.no_grad()
     def _wrong(self, x: Tensor, y: Tensor) -> Tensor:
         batches = zip(torch.split(x, self.batch_size), torch.split(y, self.batch_size), strict=True)
-        return torch.cat([self.model(a).argmax(1) != b for a, b in batches])
+        return torch.cat([finite(self.model(a)).argmax(1) != b for a, b in batches])
 
     def _settle_clean(self) -> None:
         """A wrong answer on the clean image is a success of any attack; eps 0 leaves nothing to try."""
@@ -131,34 +133,46 @@ class _Engine:
         self.state = self.state.join(fresh) if self.state is not None else fresh
 
     def _advance(self) -> None:
-        """One step for all lanes; those that are fooled or out of steps go to judgement."""
+        """One step for all lanes; those that are fooled are settled, those out of steps await judgement."""
         assert self.state is not None
         before = self.state
         after, logits = self.attack.advance(self.model, before, self.threat)
-        fooled = (logits.argmax(1) != before.y) & self.threat.contains(before.x_adv, before.x)
-        done = fooled | (after.step >= self.attack.steps)
-        if done.any():
-            self.x_adv[self.examples[done]] = after.x_adv[done]
-            self.x_adv[self.examples[fooled]] = before.x_adv[fooled]
-            self.ended.append((self.examples[done], self.attempts[done]))
-            keep = (~done).nonzero()[:, 0]
+        fooled = self._confirmed(before, finite(logits).argmax(1) != before.y)
+        spent = ~fooled & (after.step >= self.attack.steps)
+        self._settle(self.examples[fooled], self.attempts[fooled], before.x_adv[fooled])
+        if spent.any():
+            self.x_adv[self.examples[spent]] = after.x_adv[spent]
+            self.ended.append((self.examples[spent], self.attempts[spent]))
+        keep = (~(fooled | spent)).nonzero()[:, 0]
+        if len(keep) < len(self.examples):
             self.examples, self.attempts = self.examples[keep], self.attempts[keep]
             after = after.select(keep)
         self.state = after
 
-    def _judge(self) -> None:
-        """A separate forward pass on the images of ended lanes, once a batch of them has gathered.
+    def _confirmed(self, state: State, claimed: Tensor) -> Tensor:
+        """Claims that a separate forward pass bears out, inside ball and box. Other lanes go on."""
+        lanes = claimed.nonzero()[:, 0]
+        if len(lanes):
+            x_adv, x, y = state.x_adv[lanes], state.x[lanes], state.y[lanes]
+            claimed[lanes] = self.threat.contains(x_adv, x) & self._wrong(x_adv, y)
+        return claimed
 
-        It verifies every claim, and it is the look at the last iterate that a loop of steps never takes.
-        """
+    def _settle(self, examples: Tensor, attempts: Tensor, x_adv: Tensor) -> None:
+        """Fooled: note by which attempt and with which image."""
+        self.attempt[examples] = attempts
+        self.x_adv[examples] = x_adv
+        self.settled += len(examples)
+
+    def _judge(self) -> None:
+        """Look at the last iterates, which a loop of steps never does, once a batch of them has gathered."""
         count = sum(len(examples) for examples, _ in self.ended)
         if count == 0 or (count < self.batch_size and (self.waiting or len(self.examples))):
             return
         examples, attempts = (torch.cat(column) for column in zip(*self.ended, strict=True))
         self.ended = []
-        inside = self.threat.contains(self.x_adv[examples], self.x[examples])
-        fooled = inside & self._wrong(self.x_adv[examples], self.y[examples])
-        self.attempt[examples[fooled]] = attempts[fooled]
+        x_adv = self.x_adv[examples]
+        fooled = self.threat.contains(x_adv, self.x[examples]) & self._wrong(x_adv, self.y[examples])
+        self._settle(examples[fooled], attempts[fooled], x_adv[fooled])
         again = ~fooled & (attempts + 1 < self.attack.restarts)
-        self.settled += int((~again).sum())
+        self.settled += int((~fooled & ~again).sum())
         self.waiting.extend(zip(examples[again].tolist(), (attempts[again] + 1).tolist(), strict=True))

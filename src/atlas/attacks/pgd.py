@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack, State
+from atlas.attacks.finite import finite
 from atlas.attacks.frozen import Model
 from atlas.config import check_choices
 from atlas.errors import UsageError, choose
@@ -35,26 +36,39 @@ class PGD(Attack):
     step_size: float | None = None
     relative_step: float | None = None
     restarts: int = 1
-    objective: str = "ce"
+    objective: str | None = None
+    """A name of `ATTACK_OBJECTIVES`; None for that of the method that trains on the attack, else "ce"."""
     start_at: Literal["uniform", "gaussian", "clean"] = "uniform"
     clip_start: bool = True
     decay: bool = False
 
     def __post_init__(self) -> None:
         check_choices(self)
-        choose("objective", self.objective, ATTACK_OBJECTIVES)
-        if self.steps < 1 or self.restarts < 1:
-            raise UsageError(f"steps is {self.steps}, restarts is {self.restarts}; wanted 1 or more of each")
+        choose("objective", self.climbs, ATTACK_OBJECTIVES)
+        if self.start_at == "clean" and self.climbs == "kl":
+            raise UsageError(
+                "KL has no gradient at x itself: start at 'uniform' or 'gaussian', not at 'clean'"
+            )
+        for name, count in {"steps": self.steps, "restarts": self.restarts}.items():
+            if int(count) != count or count < 1:
+                raise UsageError(f"{name} is {count}; wanted a whole number from 1")
         if self.step_size is not None and self.relative_step is not None:
             raise UsageError("got step_size (pixels) and relative_step (units of eps); give one of them")
         for size in (self.step_size, self.relative_step):
             if size is not None and not 0 < size < float("inf"):
                 raise UsageError(f"the step is {size}; wanted a number above 0")
 
+    @property
+    def climbs(self) -> str:
+        return self.objective or "ce"
+
+    def toward(self, objective: str) -> PGD:
+        return self if self.objective else replace(self, objective=objective)
+
     def start(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> State:
         step = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         logits = None
-        if self.objective in NEEDS_CLEAN_LOGITS:
+        if self.climbs in NEEDS_CLEAN_LOGITS:
             with torch.no_grad():
                 logits = model(x)
         return State(x, y, self._starting_point(x, threat, rng), step, logits)
@@ -71,17 +85,20 @@ class PGD(Attack):
         with torch.enable_grad():
             logits_adv = model(x_adv)
             (gradient,) = torch.autograd.grad(self.loss(logits_adv, state).sum(), x_adv)
-        moved = threat.ascend(state.x_adv, gradient, self._step_length(state, threat))
+        moved = threat.ascend(state.x_adv, finite(gradient), self._step_length(state, threat))
         x_adv = threat.project(moved, state.x)
         return replace(state, x_adv=x_adv, step=state.step + 1), logits_adv.detach()
 
     def loss(self, logits_adv: Tensor, state: State) -> Tensor:
-        return ATTACK_OBJECTIVES[self.objective](logits_adv, state.y, state.logits)
+        return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
 
     def _step_length(self, state: State, threat: Threat) -> Tensor | float:
-        relative = self.relative_step or 2.5 / self.steps
-        size = self.step_size if self.step_size is not None else relative * threat.eps
+        size = self.step_size or (self.relative_step or self._default_step) * threat.eps
         return size * (1 - state.step / self.steps) if self.decay else size
+
+    @property
+    def _default_step(self) -> float:
+        return 2.5 / self.steps
 
 
 @dataclass(frozen=True)
@@ -89,4 +106,7 @@ class FGSM(PGD):
     """One step of 1.25 eps from a uniform start in the ball, projected (Sec. 4 and App. B)."""
 
     steps: int = field(default=1, init=False)
-    relative_step: float | None = 1.25
+
+    @property
+    def _default_step(self) -> float:
+        return 1.25

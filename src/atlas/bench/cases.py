@@ -43,14 +43,12 @@ def case(label: str) -> Case:
     if steps is not None and "attack" not in wanted:
         raise UsageError(f"method {label!r}: {name} makes no adversaries and takes no steps; write {name!r}")
     count = int(steps or 1) if "attack" in wanted else 0
-    attack = _attack(count, getattr(make, "objective", "ce"))
+    attack = _attack(count, getattr(make, "objective", "ce") == "kl")
     settings = {"alpha": ALPHA, "beta": BETA, "attack": attack}
     method = make(**{key: value for key, value in settings.items() if key in wanted})
     return Case(f"{name}-{count}" if count else name, method, count, EQUATIONS.get(name))
 
 
-def _attack(steps: int, objective: str) -> Attack:
+def _attack(steps: int, climbs_kl: bool) -> Attack:
     """As in the presets: FGSM, or PGD, from the start that the objective needs."""
-    if steps <= 1:
-        return FGSM(objective=objective)
-    return PGD(steps=steps, objective=objective, start_at="gaussian" if objective == "kl" else "uniform")
+    return FGSM() if steps <= 1 else PGD(steps=steps, start_at="gaussian" if climbs_kl else "uniform")

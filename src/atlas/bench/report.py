@@ -11,8 +11,8 @@ import numpy as np
 from atlas.bench.cases import REFERENCE
 from atlas.bench.passes import EQUATIONS
 from atlas.bench.step import Timing
+from atlas.disk import write_atomic
 from atlas.errors import UsageError
-from atlas.training.checkpoint import write_atomic
 
 BEGIN, END = "<!-- begin: atlas bench step -->", "<!-- end: atlas bench step -->"
 HEADINGS = ("method", "step ms", "bare ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")

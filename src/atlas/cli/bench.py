@@ -14,8 +14,8 @@ from rich.table import Table
 
 from atlas import bench, models
 from atlas.cli.console import console
+from atlas.disk import write_atomic
 from atlas.errors import UsageError
-from atlas.training.checkpoint import write_atomic
 
 MODELS = ("cnn", "wrn-16-2")
 GRAY = {"cnn", "cnn-small"}

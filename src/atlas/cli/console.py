@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, DiskError
 
 console = Console()
 
@@ -18,7 +18,12 @@ def errors_to_exit_codes() -> Iterator[None]:
     try:
         yield
     except AtlasError as error:
-        Console(stderr=True).print(
-            f"atlas: {error}", style="red", markup=False, highlight=False, soft_wrap=True
-        )
-        sys.exit(error.exit_code)
+        _end(error, error.exit_code)
+    except OSError as error:
+        _end(error, DiskError.exit_code)
+
+
+def _end(error: Exception, code: int) -> None:
+    said = Console(stderr=True)
+    said.print(f"atlas: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(code)

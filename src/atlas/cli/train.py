@@ -36,9 +36,7 @@ def train(
     on_collapse: Annotated[
         str | None, typer.Option(help="continue, stop or rollback: short for --set training.on_collapse=...")
     ] = None,
-    data_root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")
-    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,
@@ -53,6 +51,8 @@ def train(
     """
     if (what is None) == (resume is None):
         raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
+    if resume is not None and out is not None:
+        raise UsageError("--resume goes on in the run's own folder: leave --out away")
     if what is not None:
         name, table = preset.load_preset(what)
         folder = out or Path("runs") / name
@@ -65,7 +65,7 @@ def train(
         table = override(table, key, value)
     config = RunConfig.of(table)
     console.print(f"writing to {folder}", markup=False, highlight=False)
-    result = run_training(config, folder, data_root=data_root, device=device, allow_changes=allow_changes)
+    result = run_training(config, folder, data_root=root, device=device, allow_changes=allow_changes)
     console.print(
         f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
         f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",

@@ -21,8 +21,8 @@ def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]
     count = round(size * len(images)) if 0 < size < 1 else size
     if not 0 < count < len(images) or count != int(count):
         raise DataError(
-            f"validation size: got {size} of {len(images)} images; wanted a count, or a share below 1, that "
-            "leaves at least one image on each side"
+            f"training.validation.size: got {size} of {len(images)} images; wanted a count, or a share below "
+            "1, that leaves at least one image on each side"
         )
     order, count = _shuffled(images, seed, "split"), int(count)
     return images.subset(order[count:].sort().values), images.subset(order[:count].sort().values)

@@ -16,6 +16,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from atlas.data.files import File
 from atlas.data.sources import SOURCES
 from atlas.data.store import data_root, present, verify
+from atlas.disk import sync_folder
 from atlas.errors import DataError, DiskError, LockError, choose
 
 TRIES = 3  # for each mirror
@@ -69,7 +70,7 @@ def _download(path: Path, file: File, mirrors: Sequence[str], report: Report) ->
                 continue
             os.fsync(out.fileno())
             os.replace(part, path)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
             return
         if _size(out) == 0:
             part.unlink()
@@ -162,14 +163,6 @@ def _write(out: IO[bytes], chunk: bytes) -> None:
 
 def _size(out: IO[bytes]) -> int:
     return os.fstat(out.fileno()).st_size
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _require_secure(url: str) -> None:

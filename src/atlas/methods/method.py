@@ -16,7 +16,7 @@ from atlas.attacks import Attack, BatchNormMode, Model
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng
-from atlas.threat import Threat
+from atlas.threat import Threat, check_pixels
 
 
 class Terms(NamedTuple):
@@ -66,7 +66,9 @@ class Method(ABC):
         self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
     ) -> Tensor:
         """The images to train on: x_adv, or x itself where the method has no attack."""
-        return self.attack.craft(model, x, y, threat, rng, mode) if self.attack else x
+        if self.attack is None:
+            return x
+        return self.attack.toward(self.objective).craft(model, x, y, threat, rng, mode)
 
     def weigh(self, losses: Mapping[str, Tensor], ramp: float = 1.0) -> Tensor:
         """The mean over the batch of CE + ramp * (the other terms by their weights), a scalar.
@@ -91,5 +93,7 @@ class Method(ABC):
         mode: BatchNormMode = "eval",
     ) -> Tensor:
         """The whole loss of a batch, for use in any training loop: a scalar to call backward() on."""
+        check_pixels(x)
+        rng = rng.to(x.device)
         x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
         return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)

@@ -24,7 +24,7 @@ class TradesJac(Method):
 
     alpha: float = 2e-4
     beta: float = 0.5
-    attack: Attack = FGSM(objective="kl")
+    attack: Attack = FGSM()
     projections: Projections = 1
     objective: ClassVar[str] = "kl"
 

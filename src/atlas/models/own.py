@@ -26,7 +26,11 @@ def own(name: str) -> Make:
     factory = _factory(name)
 
     def make(num_classes: int, shape: Shape) -> nn.Module:
-        model = factory(**_accepted(name, factory, {"num_classes": num_classes, "shape": shape}))
+        arguments = _accepted(name, factory, {"num_classes": num_classes, "shape": shape})
+        try:
+            model = factory(**arguments)
+        except Exception as error:  # a user's factory can raise anything
+            raise UsageError(f"model {name!r} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"model {name!r} made a {type(model).__name__}; wanted {_WANTED}")
         return model

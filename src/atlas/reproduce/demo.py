@@ -12,6 +12,7 @@ from rich.progress import Progress, TaskID
 
 from atlas import data
 from atlas.attacks import PGD, Attack
+from atlas.disk import write_atomic
 from atlas.evaluation import Score, score
 from atlas.reproduce.preset import load_preset
 from atlas.training import Result, RunConfig, train
@@ -66,8 +67,9 @@ def _show(bars: Progress, task: TaskID, settled: int) -> None:
 
 
 def _write(folder: Path, rows: list[Row]) -> None:
-    (folder / "demo.json").write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
-    (folder / "demo.md").write_text(markdown(rows))
+    numbers = json.dumps([asdict(row) for row in rows], indent=2) + "\n"
+    write_atomic(folder / "demo.json", numbers.encode())
+    write_atomic(folder / "demo.md", markdown(rows).encode())
 
 
 def markdown(rows: list[Row]) -> str:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: atomic writes, and tensors with a checksum.
+"""Tensors in files with a checksum.
 
 Weights and states are safetensors with JSON beside the tensors; nothing pickled is ever read.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,47 +16,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from atlas.errors import CheckpointError, DiskError
+from atlas.disk import write_atomic
+from atlas.errors import CheckpointError
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""
-PART = ".part"
-"""The ending of a file that is being written."""
-
-
-def write_atomic(path: Path, data: bytes) -> None:
-    """Write the whole file or leave what was there: temporary file, fsync, rename, fsync of the folder."""
-    part = path.with_name(f".{path.name}{PART}")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        raise _disk_error(path, part, len(data), error) from error
-
-
-def _disk_error(path: Path, part: Path, needed: int, error: OSError) -> DiskError:
-    try:
-        part.unlink(missing_ok=True)
-        free = f"{shutil.disk_usage(path.parent).free:,} bytes"
-    except OSError:
-        free = "unknown"
-    return DiskError(
-        f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
-        "before is intact: make room or mend the folder, then resume."
-    )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
 
 from rich.console import Console
@@ -48,17 +49,23 @@ class Display:
         if epochs is not None:
             self.bars.update(self.whole, completed=epochs)
 
-    def epoch(self, record: Record, seconds: float) -> None:
+    def epoch(self, record: Record, accuracy: str, seconds: float) -> None:
         """The line that sums up an epoch."""
         self.say(
             f"epoch {record['epoch'] + 1:>3}/{self.epochs}  loss {record['loss']:.3f}  "
             f"eps {record['eps']:.3f}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
-            f"train adv {record['train_adv']:.1%}  val clean {record['val_clean']:.1%}  "
+            f"{accuracy.replace('_', ' ')} {record[accuracy]:.1%}  val clean {record['val_clean']:.1%}  "
             f"val robust {record['val_robust']:.1%}{' *' if record['best'] else '  '}  {seconds:.0f}s"
         )
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def warn(self, text: str) -> None:
+        """What nobody should miss: as a warning of Python's where nothing is shown."""
+        if self.console.quiet:
+            warnings.warn(text, stacklevel=2)
+        self.say(text, style="bold red")
 
     def __enter__(self) -> Display:
         self.bars.start()

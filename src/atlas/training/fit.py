@@ -16,16 +16,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from atlas.attacks import frozen
 from atlas.config import table_of
 from atlas.data import Images, as_images, split
-from atlas.errors import CheckpointError, Interrupted
+from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Method
 from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
 from atlas.training.log import Log, Record
 from atlas.training.settings import REGISTRIES, Training
-from atlas.training.signals import caught_signals
+from atlas.training.signals import Requests, caught_signals
 from atlas.training.trainer import Trainer
 
 
@@ -68,23 +69,28 @@ def fit(
     threat and training) is what must then be the same, and `about` is written into the weights.
     """
     images, held_out = _sets(train_set, validation_set, training)
-    model.to(device or next(model.parameters()).device)
+    model.to(device or next(model.parameters(), torch.empty(0)).device)
+    _try(model, images)
     place = RunFolder(Path(folder)) if folder is not None else None
     title = place.path.name if place else "training"
     with (
         place.locked() if place else nullcontext(),
-        caught_signals() as requests,
+        caught_signals() if place else nullcontext(Requests()) as requests,
         torch.random.fork_rng(),
         Display(title, training.schedule.epochs, shown=progress) as display,
         Log(place) as log,
     ):
         torch.manual_seed(training.seed)  # for dropout; all else has streams of its own
+        parts = {"method": method, "threat": threat, "training": training}
+        table = config or {name: table_of(part, REGISTRIES) for name, part in parts.items()}
         if place:
-            parts = {"method": method, "threat": threat, "training": training}
-            own = {name: table_of(part, REGISTRIES) for name, part in parts.items()}
-            place.agree(config or own, allow_changes)
+            place.check_config(table, allow_changes)
         trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests)
-        keeper = _Keeper(trainer, place, {**(about or {}), "data": images.fingerprint()})
+        seen = {"data": images.fingerprint(), "validation": held_out.fingerprint()}
+        keeper = _Keeper(trainer, place, {**(about or {}), **seen})
+        keeper.restore()
+        if place:
+            place.write_config(table)
         return keeper.to_the_end()
 
 
@@ -92,7 +98,29 @@ def _sets(train_set: Any, validation_set: Any, training: Training) -> tuple[Imag
     images = as_images(train_set)
     if validation_set is None:
         return split(images, training.validation.size, training.seed)
-    return images, as_images(validation_set, images.num_classes)
+    held_out = as_images(validation_set, images.num_classes)
+    if held_out.shape != images.shape:
+        raise DataError(f"validation images are {held_out.shape}; wanted {images.shape}, as in training")
+    return images, held_out
+
+
+def _try(model: nn.Module, images: Images) -> None:
+    """Two images through the model, before anything is written: one's own model may have the wrong shape."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    if not weights:
+        raise UsageError("the model has no weights to train: wanted at least one that requires a gradient")
+    x = images.pixels(torch.zeros(2, dtype=torch.int64), weights[0].device)
+    try:
+        with frozen(model), torch.no_grad():
+            logits = model(x)
+    except Exception as error:  # a model of one's own can raise anything
+        raise UsageError(f"the model fails on images of shape {images.shape}: {error}") from error
+    wanted = f"logits [B, {images.num_classes}], a finite number for each class"
+    if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < images.num_classes:
+        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise UsageError(f"the model makes {got} of 2 images; wanted {wanted}")
+    if not logits.isfinite().all():
+        raise NumericError(f"the model's logits are not finite before training; wanted {wanted}")
 
 
 class _Keeper:
@@ -104,12 +132,12 @@ class _Keeper:
 
     def to_the_end(self) -> Result:
         trainer = self.trainer
-        self.restore()
         while trainer.at.ended is None:
             try:
                 trainer.train_epoch(after_step=self.save_if_due)
                 record = trainer.close_epoch(*trainer.validate())
             except Interrupted:
+                trainer.note_time("interrupted")
                 self.save()
                 raise
             if record["best"]:
@@ -139,7 +167,8 @@ class _Keeper:
 
     def save(self) -> None:
         if self.folder is not None:
-            about = {"data": self.about["data"], **self.trainer.state()}
+            about = {"data": self.about["data"], "validation": self.about["validation"]}
+            about |= self.trainer.state()
             self.folder.save_state(self.trainer.learner.tensors(), about)
         self.saved_at = time.monotonic()
 
@@ -151,10 +180,11 @@ class _Keeper:
             return
         tensors, about, complaints = found
         for complaint in complaints:
-            self.trainer.display.say(f"{complaint}; going on from the state before", style="bold red")
-        if about.get("data") != self.about["data"]:
-            raise CheckpointError(
-                "the training images are not those that this run was started with: give it the same data"
-            )
+            self.trainer.display.warn(f"{complaint}; going on from the state before")
+        for which, what in {"data": "training", "validation": "validation"}.items():
+            if about.get(which) != self.about[which]:
+                raise CheckpointError(
+                    f"the {what} images are not those that this run was started with: give it the same data"
+                )
         self.trainer.learner.load(tensors)
         self.trainer.go_on_from(about)

@@ -24,8 +24,9 @@ from typing import Any
 from torch import Tensor
 
 from atlas.config import Table, differences, fingerprint
+from atlas.disk import PART, write_atomic
 from atlas.errors import CheckpointError, DiskError, LockError, UsageError
-from atlas.training.checkpoint import PART, load_tensors, save_tensors, write_atomic
+from atlas.training.checkpoint import load_tensors, save_tensors
 
 
 class RunFolder:
@@ -70,29 +71,37 @@ class RunFolder:
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
-    def agree(self, table: Mapping[str, Any], allow_changes: bool = False) -> None:
-        """Write the configuration down, or see that it is the one that is there."""
-        if self.config.exists():
-            found = differences(self.read_config(), table)
-            if found and not allow_changes:
-                raise UsageError(
-                    f"{self.path} was made with another configuration: {'; '.join(found)}. Choose another "
-                    "folder, or allow changes (--allow-changes) to go on with the new values."
-                )
-            if not found:
-                return
+    def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
+        """Refuse another configuration than the one that is there, unless changes are allowed."""
+        found = differences(self.read_config(), table) if self.config.exists() else []
+        if found and not allow_changes:
+            raise UsageError(
+                f"{self.path} was made with another configuration: {'; '.join(found)}. Choose another "
+                "folder, or allow changes (--allow-changes) to go on with the new values."
+            )
+
+    def write_config(self, table: Mapping[str, Any]) -> None:
+        """Write the configuration down, unless it is there already."""
+        if self.config.exists() and not differences(self.read_config(), table):
+            return
         whole = {"config": table, "hash": fingerprint(table), "command": " ".join(["atlas", *sys.argv[1:]])}
         write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
 
     def read_config(self) -> Table:
         try:
-            config = json.loads(self.config.read_text())["config"]
+            whole = json.loads(self.config.read_text())
+            config, noted = whole["config"], whole["hash"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 f"{self.path} is not the folder of a run: {self.config.name}: {error}"
             ) from error
         if not isinstance(config, dict):
             raise CheckpointError(f"{self.config} holds {type(config).__name__}; wanted a table")
+        if fingerprint(config) != noted:
+            raise CheckpointError(
+                f"{self.config} was altered after it was written: expected hash {noted}, found "
+                f"{fingerprint(config)}. Undo that, and change settings with --set and --allow-changes."
+            )
         return config
 
     def save_weights(self, which: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -114,6 +123,8 @@ class RunFolder:
                 return *load_tensors(path), complaints
             except CheckpointError as error:
                 complaints.append(str(error))
+                # Out of the way, so that the next save does not put it in the place of the good one.
+                path.replace(path.with_suffix(".damaged"))
         if complaints:
             raise CheckpointError("; ".join(complaints) + ". No good state is left: start the run anew.")
         return None

@@ -36,9 +36,7 @@ class Log:
         if self.folder is None:
             return
         self.epochs = [r for r in self._cut(self.folder.metrics, size) if r["kind"] == "epoch"]
-        if self.folder.timing.exists():
-            lines = self.folder.timing.read_text().splitlines()
-            self.seconds = sum(json.loads(line).get("seconds", 0.0) for line in lines)
+        self.seconds = sum(r.get("seconds", 0.0) for r in self._whole_lines(self.folder.timing))
         self.events = SummaryWriter(str(self.folder.tensorboard), purge_step=step)
 
     def _cut(self, path: Path, size: int) -> list[Record]:
@@ -50,6 +48,14 @@ class Log:
         if len(data) > size:
             os.truncate(path, size)
         return [json.loads(line) for line in data[:size].splitlines()]
+
+    def _whole_lines(self, path: Path) -> list[Record]:
+        """The records of a file whose last line a crash may have torn; that line is cut off."""
+        data = path.read_bytes() if path.exists() else b""
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            os.truncate(path, len(whole))
+        return [json.loads(line) for line in whole.splitlines()]
 
     def add(self, record: Record) -> None:
         if record["kind"] == "epoch":

@@ -12,8 +12,8 @@ from torch import nn
 
 from atlas import config as conf
 from atlas import data, models
-from atlas.errors import CheckpointError
-from atlas.methods import METHODS, Method
+from atlas.errors import CheckpointError, UsageError
+from atlas.methods import Method
 from atlas.threat import Threat
 from atlas.training.checkpoint import load_tensors
 from atlas.training.fit import Result, fit
@@ -38,23 +38,24 @@ class RunConfig:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> RunConfig:
         """From a plain table, as in a preset file."""
-        return conf.build(cls, _with_objective(table), REGISTRIES)
+        return conf.build(cls, table, REGISTRIES)
 
     def table(self) -> conf.Table:
         return conf.table_of(self, REGISTRIES)  # type: ignore[no-any-return]
 
 
-def _with_objective(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A method's attack climbs the method's own objective (KL for TRADES) unless the table says otherwise."""
-    method = table.get("method")
-    if not (isinstance(method, Mapping) and isinstance(method.get("attack"), Mapping)):
-        return table
-    objective = getattr(METHODS.get(str(method.get("name"))), "objective", "ce")
-    return conf.merge({"method": {"attack": {"objective": objective}}}, table)
-
-
 def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def checked_device(name: str | None) -> torch.device:
+    """The device of this name, or the default; one that is not there is a usage error."""
+    try:
+        device = torch.device(name) if name else default_device()
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {name!r} cannot be used here: {error}; try cpu") from error
+    return device
 
 
 def train(
@@ -67,6 +68,7 @@ def train(
     progress: bool = True,
 ) -> Result:
     """Train what the configuration says in this folder, from where an earlier run there was left."""
+    place = checked_device(device)
     images = data.load(config.data, train=True, root=data_root)
     about = {
         "config": conf.fingerprint(config.table()),
@@ -83,7 +85,7 @@ def train(
         threat=config.threat,
         training=config.training,
         folder=folder,
-        device=device or default_device(),
+        device=place,
         config=config.table(),
         about=about,
         allow_changes=allow_changes,
@@ -106,13 +108,23 @@ def load_config(folder: Path) -> RunConfig:
     return RunConfig.of(RunFolder(folder).read_config())
 
 
-def load_model(weights: Path, device: torch.device | str | None = None) -> nn.Module:
-    """The model of a run's ``best.safetensors`` (or last), or of the run's folder, in eval mode."""
+def load_model(
+    weights: str | Path, model: nn.Module | None = None, device: torch.device | str | None = None
+) -> nn.Module:
+    """The model of a run's folder (its best epoch) or of a weights file, in eval mode.
+
+    A model of one's own is given as `model`, to be filled. From a run's folder its factory is called; a
+    weights file alone is never a reason to import and call what it names.
+    """
+    weights = Path(weights)
     path = RunFolder(weights).best if weights.is_dir() else weights
     tensors, about = load_tensors(path)
-    model = _build(about)
+    if model is None:
+        if "model" not in about or (":" in about["model"] and not weights.is_dir()):
+            raise CheckpointError(f"{path} is of a model of your own: give it as load_model(..., model=...)")
+        model = _build(about)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the model {about['model']}: {error}") from error
+        raise CheckpointError(f"{path} does not fit the model: {error}") from error
     return model.to(device or default_device()).eval()

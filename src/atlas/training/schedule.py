@@ -38,6 +38,11 @@ class Schedule:
                 f"epochs {self.epochs}, plateau {self.plateau}, patience {self.patience}, ramp_epochs "
                 f"{self.ramp_epochs}; wanted 1 or more (ramp_epochs: 0 or more)"
             )
+        if self.ramp_epochs > self.epochs:
+            raise UsageError(
+                f"ramp_epochs is {self.ramp_epochs} and epochs is {self.epochs}: eps would never reach its "
+                "full value; set ramp_epochs (training.schedule.ramp_epochs) to no more than epochs"
+            )
         if not 0 < self.factor <= 1:
             raise UsageError(f"factor is {self.factor}; wanted a number above 0, at most 1")
         if self.kind == "piecewise" and not self.milestones:

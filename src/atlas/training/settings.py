@@ -91,6 +91,8 @@ class Training:
     def __post_init__(self) -> None:
         check_choices(self)
         choose("augment", self.augment, AUGMENTS)
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed is {self.seed}; wanted a whole number from 0, below 2^63")
         if self.batch_size < 2:
             raise UsageError(f"batch_size is {self.batch_size}; wanted 2 or more")
         if not 0 <= self.ema < 1:

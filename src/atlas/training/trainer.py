@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from atlas.attacks import frozen, lanes
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
+from atlas.disk import write_atomic
 from atlas.errors import NumericError
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
 from atlas.threat import Threat
-from atlas.training.checkpoint import write_atomic
 from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
@@ -28,7 +28,10 @@ from atlas.training.settings import Training
 from atlas.training.signals import Requests
 
 PROBE_EVERY = 50
-"""Steps between two looks at the Jacobian: two passes each, about 1% of the work."""
+"""Batches between two looks at the Jacobian: two passes each, about 1% of the work. The last batch of an
+epoch is always looked at."""
+COLLAPSED = "collapse"
+"""Why training ended, where `on_collapse` ended it."""
 ROLLBACKS = 2
 ALPHA_FACTOR = 4.0
 """A rollback raises alpha by this, and cuts the learning rate once."""
@@ -64,6 +67,8 @@ class Trainer:
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         self.at = Progress.of(state["progress"])
+        if self.at.ended not in (None, COLLAPSED):  # the schedule may be a longer one now
+            self.at.ended = self.at.guide.finished(self.at.epoch - 1, self.schedule)
         self.log.open(state["metrics_bytes"], self.at.step)
 
     @property
@@ -116,13 +121,18 @@ class Trainer:
         losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
         loss = method.weigh(losses, ramp)
         gradient = self.learner.backward(loss)
-        correct = (logits.argmax(1) == y).float()
-        self.take_in({"loss": loss, "gradient": gradient, **losses, "train_adv": correct}, ids)
+        accuracy = {self.accuracy: (logits.argmax(1) == y).float()}
+        self.take_in({"loss": loss, "gradient": gradient, **losses, **accuracy}, ids)
         self.learner.update(self.lr)
-        if self.at.step % PROBE_EVERY == 0:
-            self.probe(x_adv, rng.fold("probe"))
         self.at.batch += 1
         self.at.step += 1
+        if self.at.batch % PROBE_EVERY == 0 or self.at.batch == self.num_batches:
+            self.probe(x_adv, ids, rng.fold("probe"))
+
+    @property
+    def accuracy(self) -> str:
+        """The name of the accuracy on the images that are trained on."""
+        return "train_clean" if self.base_method.attack is None else "train_adv"
 
     def take_in(self, values: Mapping[str, Tensor], ids: Tensor) -> None:
         """Add the batch to the epoch's sums; refuse what is not finite, before any update."""
@@ -141,14 +151,16 @@ class Trainer:
             write_atomic(path, (json.dumps(report, indent=2) + "\n").encode())
             noted = f"; terms and examples are in {path}"
         raise NumericError(
-            f"not finite in epoch {self.at.epoch + 1}, batch {self.at.batch + 1}, before the update: "
+            f"not finite in epoch {self.at.epoch + 1}, step {self.at.step + 1}, before the next update: "
             f"{dict(numbers)}{noted}. Try a smaller learning rate, or look at these examples."
         )
 
-    def probe(self, x_adv: Tensor, rng: Rng) -> None:
+    def probe(self, x_adv: Tensor, ids: Tensor, rng: Rng) -> None:
         """Write down ||J(x')||_F^2, whose jump tells of a collapse."""
         with frozen(self.learner.model):
             jacobian = probe_squared_jacobian(self.learner.model, x_adv, rng).mean().item()
+        if not math.isfinite(jacobian):
+            self.refuse({"jacobian": jacobian}, ids)
         self.at.probe(jacobian)
         self.log.add({"kind": "probe", "epoch": self.at.epoch, "step": self.at.step, "jacobian": jacobian})
 
@@ -173,6 +185,7 @@ class Trainer:
         """Write the epoch down and decide how to go on."""
         at, epoch = self.at, self.at.epoch
         record: Record = {"kind": "epoch", "epoch": epoch, "step": at.step}
+        at.batch -= 1  # eps and lr as they were in the last step
         record |= {"eps": self.schedule.ramp(self.now) * self.threat.eps, "lr": self.lr, **at.means()}
         record |= {"jacobian": at.jacobian, "val_clean": clean, "val_robust": robust}
         collapse = at.watch.look(epoch, robust, at.jacobian)
@@ -181,23 +194,27 @@ class Trainer:
         if record["best"]:
             self.learner.keep_best()
         self.log.add(record)
-        seconds = time.monotonic() - self.began
-        self.log.time(event="epoch done", epoch=epoch, seconds=round(seconds, 3))
-        self.display.epoch(record, seconds)
+        self.display.epoch(record, self.accuracy, self.note_time("epoch done"))
         at.next_epoch()
         at.ended = at.guide.finished(epoch, self.schedule)
         if collapse:
             self.handle(collapse)
         return record
 
+    def note_time(self, event: str) -> float:
+        """Write down the seconds since the epoch, or its rest, was begun."""
+        seconds = time.monotonic() - self.began
+        self.log.time(event=event, epoch=self.at.epoch, seconds=round(seconds, 3))
+        return seconds
+
     def handle(self, collapse: str) -> None:
         """Announce a collapse, then do what `on_collapse` says."""
-        self.display.say(collapse, style="bold red")
+        self.display.warn(collapse)
         action = self.training.on_collapse
         if action == "rollback" and self.at.rollbacks < ROLLBACKS and self.at.ended is None:
             self.roll_back()
         elif action != "continue":
-            self.at.ended = self.at.ended or "collapse"
+            self.at.ended = self.at.ended or COLLAPSED
 
     def roll_back(self) -> None:
         """The best weights again, with a cut learning rate and a larger alpha."""
@@ -206,8 +223,7 @@ class Trainer:
         self.at.guide.since_best = 0
         self.at.watch.collapsed = False
         self.learner.return_to_best()
-        self.display.say(
+        self.display.warn(
             f"rolled back to epoch {self.at.guide.best_epoch + 1}; going on with {self.method} "
-            f"and learning rate {self.lr:.2g}",
-            style="bold",
+            f"and learning rate {self.lr:.2g}"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import FGSM, PGD, Model, State, lanes
-from atlas.attacks.lanes import CLEAN, SURVIVED, Outcome
+from atlas.attacks.lanes import CLEAN, SURVIVED, Outcome, run
+from atlas.errors import DataError, NumericError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -43,7 +45,7 @@ CASES: dict[str, tuple[PGD, Threat]] = {
     "l2, decay": (PGD(steps=5, relative_step=0.5, decay=True, restarts=3), L2(0.12)),
     "kl": (PGD(steps=4, objective="kl", start_at="gaussian", restarts=2), Linf(0.06)),
     "margin": (PGD(steps=4, objective="margin"), L2(0.12)),
-    "fgsm": (FGSM(restarts=3), Linf(0.06)),
+    "fgsm": (FGSM(relative_step=1.25, restarts=3), Linf(0.06)),
 }
 each_case = pytest.mark.parametrize(("attack", "threat"), CASES.values(), ids=CASES.keys())
 
@@ -77,7 +79,7 @@ def naive_example(
                 return restart, point.detach()
             if step == attack.steps:
                 break
-            loss = ATTACK_OBJECTIVES[attack.objective](logits, y, clean)
+            loss = ATTACK_OBJECTIVES[attack.climbs](logits, y, clean)
             (gradient,) = torch.autograd.grad(loss.sum(), point)
             size = attack.step_size or (attack.relative_step or 2.5 / attack.steps) * threat.eps
             size *= 1 - step / attack.steps if attack.decay else 1
@@ -323,3 +325,52 @@ def test_a_fooled_example_leaves_with_its_restarts(recorded: tuple[list[int], li
     assert found.attempt.tolist() == [0] * COUNT
     assert sum(started) == COUNT
     assert sum(advanced) == COUNT
+
+
+# --- what must not pass for robust ---
+
+
+def test_logits_that_are_not_numbers_are_no_answer() -> None:
+    x, y = torch.rand(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
+
+    def model(pixels: Tensor) -> Tensor:
+        return pixels.flatten(1)[:, :3] * torch.nan
+
+    with pytest.raises(NumericError):
+        run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+
+
+def test_a_gradient_that_is_not_a_number_is_no_defence() -> None:
+    x, y = torch.rand(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
+    weight = torch.zeros(16, 3)
+    weight[:, 0] = 1.0
+
+    def model(pixels: Tensor) -> Tensor:
+        logits = pixels.flatten(1) @ weight
+        return logits + 0 * (logits - logits).square().sqrt()
+
+    with pytest.raises(NumericError):
+        run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+
+
+def test_a_claim_that_is_not_borne_out_does_not_end_the_attempt() -> None:
+    """A model that answers wrongly every third time it is asked, and rightly at the second look."""
+    x, y = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.int64)
+    asked = 0
+
+    def model(pixels: Tensor) -> Tensor:
+        nonlocal asked
+        asked += 1
+        lie = 10.0 if asked == 2 else 0.0
+        first = pixels.flatten(1).sum(1)
+        return torch.stack([first, torch.full_like(first, 1.9) + lie], 1)
+
+    outcome = run(PGD(steps=5, step_size=0.05, start_at="clean"), model, x, y, Linf(0.2), Rng.batch(4))
+    assert not outcome.robust.any(), "the attempt went on to where the model is really wrong"
+
+
+@pytest.mark.parametrize("bad", [lambda x: x * 255, lambda x: x * 4 - 2, lambda x: x * torch.nan])
+def test_images_that_are_not_pixels_are_refused(bad: Callable[[Tensor], Tensor]) -> None:
+    x, y = torch.rand(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
+    with pytest.raises(DataError, match=r"wanted pixels in \[0, 1\]"):
+        run(PGD(steps=2), lambda pixels: pixels.flatten(1), bad(x), y, Linf(0.1), Rng.batch(6))

@@ -62,8 +62,19 @@ def test_refused(wrong: dict[str, Any], words: str) -> None:
         PGD(**wrong)
 
 
+FGSM_STEPS: dict[str, dict[str, float]] = {
+    "default": {},
+    "relative": {"relative_step": 1.25},
+    "pixels": {"step_size": 0.1},
+}
+
+
 def test_fgsm_is_one_step_of_a_quarter_more_than_eps() -> None:
-    assert (FGSM().steps, FGSM().relative_step, FGSM().start_at) == (1, 1.25, "uniform")
+    assert (FGSM().steps, FGSM().start_at) == (1, "uniform")
+    model, (x, y), threat = net(), images(), Linf(0.3)
+    steps = {k: FGSM(**v).craft(model, x, y, threat, Rng.batch(COUNT)) for k, v in FGSM_STEPS.items()}
+    assert torch.equal(steps["default"], steps["relative"])
+    assert not torch.equal(steps["default"], steps["pixels"])
     with pytest.raises(TypeError):
         FGSM(steps=2)  # type: ignore[call-arg]
 
@@ -177,13 +188,14 @@ def test_kl_has_no_slope_at_the_image_itself(threat: Threat) -> None:
         return model(pixels - x)  # type: ignore[no-any-return]
 
     at_x = x.clone().requires_grad_()
-    attack = PGD(steps=8, objective="kl", start_at="clean")
+    attack = PGD(steps=8, objective="kl", start_at="gaussian")
     state = attack.start(around_x, x, y, threat, Rng.batch(COUNT))
     (slope,) = torch.autograd.grad(attack.loss(around_x(at_x), state).sum(), at_x)
     assert slope.abs().max() == 0
-    assert torch.equal(attack.craft(around_x, x, y, threat, Rng.batch(COUNT)), x)
-    moved = replace(attack, start_at="gaussian").craft(around_x, x, y, threat, Rng.batch(COUNT))
+    moved = attack.craft(around_x, x, y, threat, Rng.batch(COUNT))
     assert (threat.distance(moved, x) > 0.5 * threat.eps).all()
+    with pytest.raises(UsageError, match="no gradient at x"):
+        replace(attack, start_at="clean")
 
 
 @pytest.mark.parametrize("objective", ["ce", "kl", "margin"])

@@ -81,8 +81,7 @@ def test_wrong_words_exit_2_and_say_what_is_right(
 
 def test_missing_data_is_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (
-        atlas(monkeypatch, "train", "mnist-adv-1", "--data-root", str(tmp_path), "--out", str(tmp_path / "r"))
-        == 3
+        atlas(monkeypatch, "train", "mnist-adv-1", "--root", str(tmp_path), "--out", str(tmp_path / "r")) == 3
     )
 
 

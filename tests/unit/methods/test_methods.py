@@ -74,8 +74,9 @@ def test_what_each_trains_on_by_default() -> None:
     """One-step methods by default, TRADES on the KL, and neither natural training nor JAC has an attack."""
     assert Natural().attack is None
     assert Jac().attack is None
-    assert Adv().attack == Atlas(0.1, 0.1).attack == FGSM(objective="ce")
-    assert Trades().attack == TradesJac().attack == FGSM(objective="kl")
+    assert Adv().attack == Atlas(0.1, 0.1).attack == Trades().attack == TradesJac().attack == FGSM()
+    assert FGSM().toward("kl") == FGSM(objective="kl")
+    assert FGSM(objective="margin").toward("kl") == FGSM(objective="margin"), "what one asks for stays"
     assert (Adv.objective, Atlas.objective, Trades.objective, TradesJac.objective) == ("ce", "ce", "kl", "kl")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,10 @@ def test_row(name: str) -> None:
     task, method = ROWS[name]
     config = RunConfig.of(load_preset(name)[1])
     training = config.training
-    assert config.method == method
+    attack = config.method.attack
+    made = replace(config.method, attack=attack.toward(config.method.objective)) if attack else config.method
+    asked = replace(method, attack=method.attack.toward("ce")) if method.attack else method
+    assert made == asked
     assert (config.data, config.model, config.threat) == (task.data, task.model, Linf(task.eps))
     assert (training.optimizer.kind, training.optimizer.lr) == ("sgd", task.lr)
     if task.data != "mnist":  # for MNIST the paper states neither

@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import atlas
 from atlas.attacks import FGSM, PGD
-from atlas.errors import DataError, Interrupted, NumericError, UsageError
+from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
+from atlas.training.checkpoint import load_tensors
+from atlas.training.folder import RunFolder
 from atlas.training.trainer import Trainer
 
 THREAT = atlas.Linf(0.1)
@@ -179,7 +181,7 @@ def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) 
     with pytest.MonkeyPatch.context() as patch:
         step = torch.optim.SGD.step
         patch.setattr(torch.optim.SGD, "step", lambda self: (updates.append(1), step(self))[1])
-        with pytest.raises(NumericError, match="before the update") as caught:
+        with pytest.raises(NumericError, match="before the next update") as caught:
             fit(model, task(), Natural(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
     assert caught.value.exit_code == 5
     assert len(updates) == 4
@@ -240,6 +242,7 @@ def test_a_collapse_is_announced_and_training_goes_on(
     assert result.ended == "no gain for 10 epochs"
 
 
+@pytest.mark.filterwarnings("ignore:collapse")
 def test_stop_ends_at_the_collapse_with_the_best_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -248,6 +251,7 @@ def test_stop_ends_at_the_collapse_with_the_best_weights(
     assert (result.ended, result.best_epoch, len(result.epochs)) == ("collapse", 1, 3)
 
 
+@pytest.mark.filterwarnings("ignore:collapse", "ignore:rolled back")
 def test_rollback_returns_to_the_best_weights_twice_and_then_stops(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -285,3 +289,113 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     ):
         with pytest.raises(UsageError):
             make()
+
+
+# --- what must not pass for robust, and runs that go on ---
+
+
+def test_a_model_that_diverges_at_an_epochs_end_is_never_the_best(tmp_path: Path) -> None:
+    wild = Training(**{**vars(SHORT), "batch_size": 192, "optimizer": Optimizer(lr=1e30)})
+    with pytest.raises(NumericError):
+        run(training=wild, folder=tmp_path)
+    assert not (tmp_path / "best.safetensors").exists()
+
+
+def test_every_epoch_has_a_fresh_look_at_the_jacobian() -> None:
+    jacobians = [r["jacobian"] for r in run().epochs]
+    assert len(set(jacobians)) == len(jacobians), "six batches an epoch, fewer than between two probes"
+
+
+def test_eps_and_lr_are_recorded_as_the_last_step_had_them() -> None:
+    cycle = Training(**{**vars(SHORT), "schedule": Schedule(kind="one-cycle", epochs=3, ramp_epochs=3)})
+    last = run(training=cycle).epochs[-1]
+    assert last["lr"] == pytest.approx(0.1 * (1 / 18) / 0.6)
+    assert last["eps"] == pytest.approx(0.1 * 17 / 18)
+
+
+def test_training_without_adversaries_claims_none() -> None:
+    assert "train_adv" not in run(Natural()).epochs[0]
+    assert run(Natural()).epochs[-1]["train_clean"] > 0.9
+
+
+def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path: Path) -> None:
+    longer = Training(**{**vars(SHORT), "schedule": Schedule(kind="constant", epochs=5, ramp_epochs=1)})
+    run(folder=tmp_path / "run")
+    more = run(training=longer, folder=tmp_path / "run", allow_changes=True)
+    assert more.epochs == run(training=longer, folder=tmp_path / "whole").epochs
+
+
+def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(tmp_path: Path) -> None:
+    interrupted(SHORT, tmp_path, after=5)
+    adam = Training(**{**vars(SHORT), "optimizer": Optimizer(kind="adam")})
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 17), nn.ReLU(), nn.Linear(17, 2))
+    with pytest.raises(CheckpointError):
+        fit(
+            wide,
+            task(),
+            Adv(),
+            threat=THREAT,
+            training=adam,
+            folder=tmp_path,
+            allow_changes=True,
+            progress=False,
+        )
+    assert run(folder=tmp_path).epochs == run().epochs
+
+
+def test_a_configuration_altered_by_hand_is_refused(tmp_path: Path) -> None:
+    run(folder=tmp_path)
+    config = tmp_path / "config.json"
+    config.write_text(config.read_text().replace('"epochs": 3', '"epochs": 4'))
+    with pytest.raises(CheckpointError, match="altered"):
+        run(folder=tmp_path)
+
+
+def test_a_torn_line_of_times_is_no_hindrance(tmp_path: Path) -> None:
+    interrupted(SHORT, tmp_path, after=5)
+    with (tmp_path / "timing.jsonl").open("a") as file:
+        file.write('{"at": 17')
+    assert run(folder=tmp_path).epochs == run().epochs
+    for line in (tmp_path / "timing.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -> None:
+    interrupted(SHORT, tmp_path, after=8)
+    place = RunFolder(tmp_path)
+    place.state.write_bytes(place.state.read_bytes()[:-10])
+    assert place.load_state() is not None
+    place.save_state({"x": torch.zeros(1)}, {})
+    assert load_tensors(place.previous)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Sequential(nn.Flatten(), nn.Linear(35, 2)), "fails on images of shape"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), r"makes \[2, 1\]"),
+        (nn.Flatten(), "no weights"),
+        (nn.Linear(6, 2), r"makes \[2, 1, 6, 2\]"),
+    ],
+)
+def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
+    model: nn.Module, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        fit(model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path / "run", progress=False)
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_name_somebodys_code_do_not_run_it(tmp_path: Path) -> None:
+    run(
+        folder=tmp_path, about={"model": "os:getcwd", "num_classes": 2, "shape": [1, 6, 6], "normalize": None}
+    )
+    with pytest.raises(CheckpointError, match="model="):
+        load_model(str(tmp_path / "best.safetensors"))
+    assert load_model(tmp_path / "best.safetensors", network(1))(task()[0]).shape == (256, 2)
+
+
+def test_a_collapse_is_a_warning_where_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    collapsing(monkeypatch, [0.8, 0.3])
+    with pytest.warns(UserWarning, match="catastrophic overfitting"):
+        run(training=with_action("stop"))

@@ -1,0 +1,50 @@
+"""Every measured number in README and docs is the one in results/."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from atlas.evaluation import Score
+from atlas.reproduce.demo import Row, markdown
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
+
+
+def between(page: str, begin: str, end: str) -> str:
+    text = (ROOT / page).read_text()
+    assert text.count(begin) == text.count(end) == 1
+    return text.partition(begin)[2].partition(end)[0].strip()
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_demo_in_readme() -> None:
+    rows = [
+        Row(
+            method=row["method"],
+            clean=Score(**row["clean"]),
+            robust={name: Score(**value) for name, value in row["robust"].items()},
+            seconds=row["seconds"],
+        )
+        for row in json.loads((ROOT / "results/demo/demo.json").read_text())
+    ]
+    assert between("README.md", "<!-- begin: demo -->", "<!-- end: demo -->") == markdown(rows).strip()
+
+
+@pytest.mark.parametrize("data_set", ["mnist", "mnist-mini"])
+def test_the_tables_of_mnist(data_set: str) -> None:
+    shown = between("docs/mnist.md", f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->")
+    assert shown == script("mnist_results").table(data_set)
