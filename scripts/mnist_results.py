@@ -74,12 +74,17 @@ def row(run: Path) -> str:
     return "| " + " | ".join([f"`{run.name}`", course, jacobians, *cells, f"{minutes:.0f} min"]) + " |"
 
 
+def sizes(runs: list[Path], name: str) -> str:
+    """How many images this column was measured on: one number, or an error."""
+    (n,) = {json.loads((run / "scores.json").read_text())[name]["n"] for run in runs}
+    return f"{n:,}"
+
+
 def table(data_set: str) -> str:
     """The kept runs on this data set as Markdown."""
     runs = [path.parent for path in RESULTS.glob("*/scores.json")]
     runs = sorted(run for run in runs if load_config(run).data == data_set)
-    sizes = json.loads((runs[0] / "scores.json").read_text())
-    columns = [f"{name} (n = {sizes[name]['n']:,})" for name in ("clean", *ATTACKS)]
+    columns = [f"{name} (n = {sizes(runs, name)})" for name in ("clean", *ATTACKS)]
     head = ["run", "best validation, epoch", "J² best / last", *columns, "training"]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     return "\n".join([*lines, *map(row, runs)])

@@ -37,5 +37,6 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("presets")(train.presets)
+app.command("models")(train.models)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

@@ -12,6 +12,7 @@ from rich.table import Table
 from atlas.cli.console import console
 from atlas.config import override
 from atlas.errors import UsageError
+from atlas.models import MODELS
 from atlas.reproduce import preset
 from atlas.training import RunConfig, load_config
 from atlas.training import train as run_training
@@ -44,9 +45,9 @@ def train(
 ) -> None:
     """Train a robust classifier.
 
-    - `atlas train mnist-small-atlas-1` : a row of the paper, on a CPU
-    - `atlas train mnist-small-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
-    - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-small-atlas-1"`
+    - `atlas train demo-atlas-1` : on the embedded data, a minute or two on a CPU
+    - `atlas train mnist-quick-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
+    - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-quick-atlas-1"`
     - `atlas train --resume runs/mine` : after a crash or Ctrl-C, to the same bits as if it had never stopped
     """
     if (what is None) == (resume is None):
@@ -90,6 +91,14 @@ def _setting(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key, value
+
+
+def models() -> None:
+    """List the models that have a name. Your own is `module.path:factory`."""
+    table = Table("model", "what it is", box=None, pad_edge=False)
+    for name, entry in MODELS.items():
+        table.add_row(name, entry.description)
+    console.print(table)
 
 
 def presets() -> None:

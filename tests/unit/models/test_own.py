@@ -111,6 +111,7 @@ def test_the_choices_are_what_the_module_defines() -> None:
 
 
 @pytest.mark.usefixtures("folder")
-def test_an_error_inside_the_factory_is_its_own() -> None:
-    with pytest.raises(TypeError, match=r"^mine$"):
+def test_an_error_inside_the_factory_is_named_and_kept() -> None:
+    with pytest.raises(UsageError, match="TypeError: mine") as caught:
         build("mine_pkg.nets:broken")
+    assert isinstance(caught.value.__cause__, TypeError)
