@@ -195,6 +195,17 @@ def test_projection_of_images(kind: type[Threat], dtype: torch.dtype, shape: tup
     assert (threat.distance(p, x) > 0.5 - 1e-5).all(), "far points are to land on the surface"
 
 
+@each_kind
+def test_projection_of_an_image_does_not_depend_on_its_neighbours(kind: type[Threat]) -> None:
+    """To the bit: a neighbour that takes longer to settle gives nobody else another round of rounding."""
+    threat, x = kind(0.5), images(64, 1, 6, 6, dtype=torch.float32)
+    x_adv = 2 * images(64, 1, 6, 6, dtype=torch.float32, seed=1) - 0.5
+    among_others = threat.project(x_adv, x)
+    for i in range(64):
+        copies = threat.project(x_adv[i : i + 1].repeat(64, 1, 1, 1), x[i : i + 1].repeat(64, 1, 1, 1))
+        assert torch.equal(copies[i], among_others[i])
+
+
 # --- steps ---
 
 
