@@ -44,7 +44,7 @@ checkpoint_minutes = 0.002
 lr = 0.05
 
 [training.schedule]
-epochs = 12
+epochs = 16
 ramp_epochs = 3
 
 [training.validation]

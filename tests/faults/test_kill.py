@@ -61,10 +61,12 @@ def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int)
 def test_a_second_process_in_the_folder_is_refused(task: Path) -> None:
     first = runs.start(task, "train", "task.toml", "--out", "shared")
     runs.wait_for_metrics(task / "shared", first, 0)
+    first.send_signal(signal.SIGSTOP)  # it cannot end while the second one starts
     second = runs.start(task, "train", "--resume", "shared")
     output, _ = second.communicate(timeout=60)
     assert second.returncode == 7, output
     assert f"process {first.pid}" in output
+    first.send_signal(signal.SIGCONT)
     runs.finish(first)
     assert runs.outcome(task / "shared") == runs.outcome(task / "whole")
 
