@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 from rich.progress import Progress, TaskID
 
 from atlas import data
@@ -88,6 +89,7 @@ def _draw(path: Path, results: dict[str, Result], rows: list[Row]) -> None:
         epochs = [record["epoch"] + 1 for record in result.epochs]
         left.plot(epochs, [100 * record["val_robust"] for record in result.epochs], label=label, lw=2)
     left.set(xlabel="epoch", ylabel="validation robust accuracy (%)", ylim=(0, 100))
+    left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.legend(frameon=False)
     columns = ["clean", *ATTACKS]
     for k, row in enumerate(rows):
