@@ -9,16 +9,14 @@ import torch
 from safetensors.torch import load_file
 
 from atlas.data import load
-from atlas.data.store import data_root, present
 from atlas.models import build
 
 WEIGHTS = Path(__file__).parents[4] / "shared" / "models" / "wong_mnist_fgsm.safetensors"
 
 
 @pytest.mark.skipif(not WEIGHTS.exists(), reason=f"the published weights {WEIGHTS.name} are not here")
-@pytest.mark.skipif(not present("mnist", False, data_root("mnist")), reason="the full MNIST is not here")
-def test_wong_fgsm_model_is_98_50_percent_accurate() -> None:
-    test = load("mnist", train=False)
+def test_wong_fgsm_model_is_98_50_percent_accurate(data_root: Path) -> None:
+    test = load("mnist", train=False, root=data_root)
     model = build("cnn-small").eval()
     model.load_state_dict(load_file(WEIGHTS))
     with torch.no_grad():
