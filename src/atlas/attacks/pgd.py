@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, Self
 
-import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack, State
-from atlas.attacks.finite import finite
+from atlas.attacks.climb import Climb
 from atlas.attacks.frozen import Model
+from atlas.attacks.gradient import input_gradient
+from atlas.attacks.state import Fresh, State, Step
 from atlas.config import check_choices
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
@@ -22,7 +22,15 @@ GAUSSIAN_START = 0.001
 
 
 @dataclass(frozen=True)
-class PGD(Attack):
+class ClimbState(State):
+    """Lanes of a climb."""
+
+    logits: Tensor | None = None
+    """f(x), where the objective needs it."""
+
+
+@dataclass(frozen=True)
+class PGD(Climb[ClimbState]):
     """x' <- project(x' + step * steepest direction of the objective), `steps` times.
 
     The step is `step_size` in pixels, or `relative_step` in units of eps (which follows a growing eps),
@@ -62,16 +70,13 @@ class PGD(Attack):
     def climbs(self) -> str:
         return self.objective or "ce"
 
-    def toward(self, objective: str) -> PGD:
+    def toward(self, objective: str) -> Self:
         return self if self.objective else replace(self, objective=objective)
 
-    def start(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> State:
-        step = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        logits = None
-        if self.climbs in NEEDS_CLEAN_LOGITS:
-            with torch.no_grad():
-                logits = model(x)
-        return State(x, y, self._starting_point(x, threat, rng), step, logits)
+    def start(self, model: Model, fresh: Fresh, threat: Threat) -> ClimbState:
+        logits = fresh.clean_logits(model) if self.climbs in NEEDS_CLEAN_LOGITS else None
+        x_adv = self._starting_point(fresh.x, threat, fresh.rng)
+        return ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)
 
     def _starting_point(self, x: Tensor, threat: Threat, rng: Rng) -> Tensor:
         if self.start_at == "clean":
@@ -80,19 +85,16 @@ class PGD(Attack):
             return threat.project(x + GAUSSIAN_START * rng.normal(x.shape[1:], x.dtype), x)
         return threat.random_start(x, rng, clip=self.clip_start)
 
-    def advance(self, model: Model, state: State, threat: Threat) -> tuple[State, Tensor]:
-        x_adv = state.x_adv.detach().requires_grad_()
-        with torch.enable_grad():
-            logits_adv = model(x_adv)
-            (gradient,) = torch.autograd.grad(self.loss(logits_adv, state).sum(), x_adv)
-        moved = threat.ascend(state.x_adv, finite(gradient), self._step_length(state, threat))
+    def advance(self, model: Model, state: ClimbState, threat: Threat) -> Step[ClimbState]:
+        logits_adv, gradient = input_gradient(model, state.x_adv, lambda logits: self.loss(logits, state))
+        moved = threat.ascend(state.x_adv, gradient, self._step_length(state, threat))
         x_adv = threat.project(moved, state.x)
-        return replace(state, x_adv=x_adv, step=state.step + 1), logits_adv.detach()
+        return Step(replace(state, x_adv=x_adv, step=state.step + 1), state.x_adv, logits_adv)
 
-    def loss(self, logits_adv: Tensor, state: State) -> Tensor:
+    def loss(self, logits_adv: Tensor, state: ClimbState) -> Tensor:
         return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
 
-    def _step_length(self, state: State, threat: Threat) -> Tensor | float:
+    def _step_length(self, state: ClimbState, threat: Threat) -> Tensor | float:
         size = self.step_size or (self.relative_step or self._default_step) * threat.eps
         return size * (1 - state.step / self.steps) if self.decay else size
 

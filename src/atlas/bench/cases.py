@@ -6,7 +6,7 @@ import inspect
 import re
 from dataclasses import dataclass
 
-from atlas.attacks import FGSM, PGD, Attack
+from atlas.attacks import FGSM, PGD, Climb
 from atlas.bench.passes import ALPHA, BETA, EQUATIONS, Equation, Passes
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
@@ -49,6 +49,6 @@ def case(label: str) -> Case:
     return Case(f"{name}-{count}" if count else name, method, count, EQUATIONS.get(name))
 
 
-def _attack(steps: int, climbs_kl: bool) -> Attack:
+def _attack(steps: int, climbs_kl: bool) -> Climb:
     """As in the presets: FGSM, or PGD, from the start that the objective needs."""
     return FGSM() if steps <= 1 else PGD(steps=steps, start_at="gaussian" if climbs_kl else "uniform")

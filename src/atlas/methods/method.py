@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from atlas.attacks import Attack, BatchNormMode, Model
+from atlas.attacks import BatchNormMode, Climb, Model
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng
@@ -42,7 +42,7 @@ def local_terms(
 class Method(ABC):
     """Base of all methods. Subclasses are frozen dataclasses."""
 
-    attack: Attack | None
+    attack: Climb | None
     """How x_adv is made; None where the method trains on x alone."""
     objective: ClassVar[str] = "ce"
     """What the method's attack climbs unless it is told otherwise."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from atlas.attacks import ATTACKS, PGD, Attack, BatchNormMode
+from atlas.attacks import ATTACKS, CLIMBS, PGD, Attack, BatchNormMode, Climb
 from atlas.config import Registries, check_choices
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
@@ -17,7 +17,7 @@ from atlas.methods import METHODS, Method
 from atlas.threat import THREATS, Threat
 from atlas.training.schedule import Schedule
 
-REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, Threat: THREATS}
+REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, Climb: CLIMBS, Threat: THREATS}
 
 
 @dataclass(frozen=True)
