@@ -4,7 +4,8 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.climb import Climb
 from atlas.attacks.finite import NotFinite
 from atlas.attacks.frozen import BatchNormMode, Model, frozen
-from atlas.attacks.lanes import Outcome, run
+from atlas.attacks.lanes import run
+from atlas.attacks.ledger import Outcome
 from atlas.attacks.pgd import FGSM, PGD
 from atlas.attacks.state import Fresh, State, Step
 

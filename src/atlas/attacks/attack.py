@@ -29,7 +29,7 @@ class Attack(ABC, Generic[S]):
     forwards: ClassVar[int] = 1
     """Forward passes a step."""
     looks_at_last: ClassVar[bool] = True
-    """Whether a last look at `x_adv` is due when a lane is done, because no step has asked the model there."""
+    """Whether a lane that is done is due a last look at its `x_adv`, where no step has asked the model."""
 
     @abstractmethod
     def attempts(self, num_classes: int) -> int:

@@ -84,3 +84,31 @@ class Step(NamedTuple, Generic[S]):
     """The points at which the model was asked."""
     logits: Tensor
     """What it answered there, [B, C]."""
+
+
+@dataclass
+class Lanes:
+    """Attempts under way: on which example, which attempt on it, whether it still counts, and its state."""
+
+    example: Tensor
+    attempt: Tensor
+    live: Tensor
+    state: State
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    def select(self, which: Tensor) -> Lanes:
+        return Lanes(self.example[which], self.attempt[which], self.live[which], self.state.select(which))
+
+    def join(self, other: Lanes) -> Lanes:
+        return Lanes(
+            torch.cat([self.example, other.example]),
+            torch.cat([self.attempt, other.attempt]),
+            torch.cat([self.live, other.live]),
+            self.state.join(other.state),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {"example": self.example, "attempt": self.attempt, "live": self.live}
+        return own | {f"state.{name}": value for name, value in self.state.tensors().items()}

@@ -54,5 +54,5 @@ def score(
     device = next(model.parameters()).device
     x, y = images.pixels(slice(None), device), images.y.to(device)
     rng = Rng.lanes(seed, images.ids.to(device)).fold("evaluation")
-    outcome = lanes.run(attack, model, x, y, threat, rng, each_step=each_step)
+    outcome = lanes.run(attack, model, x, y, threat, rng, each_step=each_step).checked()
     return Score(int(outcome.clean.sum()), len(y)), Score(int(outcome.robust.sum()), len(y))

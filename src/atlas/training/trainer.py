@@ -178,7 +178,8 @@ class Trainer:
             self.requests.check()
 
         attack = self.training.validation.attack
-        outcome = lanes.run(attack, self.learner.evaluated, x, y, self.threat, rng, each_step=each_step)
+        model = self.learner.evaluated
+        outcome = lanes.run(attack, model, x, y, self.threat, rng, each_step=each_step).checked()
         return int(outcome.clean.sum()) / len(y), int(outcome.robust.sum()) / len(y)
 
     def close_epoch(self, clean: float, robust: float) -> Record:
