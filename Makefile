@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
+PEERS := $(PIP) --no-deps --only-binary :all:
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
@@ -50,6 +51,12 @@ $(VENV)/.core: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.core
+$(VENV)/.dev: $(VENV)/.core $(VENV)/.peers
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# Where one peer cannot be had, the others still come, and its tests are skipped by name.
+$(VENV)/.peers: $(VENV)/.core peers.txt
+	$(PEERS) -r peers.txt || sed '/^#/d' peers.txt | while read -r peer; do $(PEERS) "$$peer" || \
+	  echo "$$peer cannot be had: its tests will be skipped (to try again: rm $@)" >&2; done
 	@touch $@
