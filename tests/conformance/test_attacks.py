@@ -13,8 +13,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas.attacks import ATTACKS, FGSM, PGD, Attack, lanes
+from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Climb, Fresh, lanes
 from atlas.config import build, table_of
+from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training.settings import REGISTRIES
@@ -34,6 +35,7 @@ ROWS: dict[str, list[Attack]] = {
     ],
 }
 CASES = [attack for row in ROWS.values() for attack in row]
+CLIMBING = [attack for attack in CASES if isinstance(attack, Climb)]
 TASKS = {
     "grey, 10 classes": ((1, 28, 28), 10),
     "grey, 2 classes": ((1, 28, 28), 2),
@@ -43,8 +45,19 @@ TASKS = {
 COLOUR = ((3, 8, 8), 10)
 COUNT = 6
 each_attack = pytest.mark.parametrize("attack", CASES, ids=str)
+each_climb = pytest.mark.parametrize("attack", CLIMBING, ids=str)
+THREATS = [Linf(0.1), L2(0.5)]
+each_threat = pytest.mark.parametrize("threat", THREATS, ids=str)
+each_attack_and_threat = pytest.mark.parametrize(
+    ("attack", "threat"),
+    [
+        pytest.param(attack, threat, id=f"{attack}-{threat}")
+        for attack in CASES
+        for threat in THREATS
+        if isinstance(threat, attack.threats)
+    ],
+)
 each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS.keys())
-each_threat = pytest.mark.parametrize("threat", [Linf(0.1), L2(0.5)], ids=str)
 Factory = Callable[..., Any]
 
 
@@ -62,11 +75,15 @@ def test_every_registered_attack_has_a_row() -> None:
         assert all(type(attack) is ATTACKS[name] for attack in row)
 
 
-@each_attack
+def fresh(x: Tensor, y: Tensor, rng: Rng, attempt: int = 0) -> Fresh:
+    return Fresh(x, y, rng, torch.full_like(y, attempt))
+
+
+@each_climb
 @each_task
 @each_threat
 def test_adversaries_are_near_images_with_a_higher_loss(
-    attack: Attack, task: Any, threat: Threat, counted: Factory
+    attack: Climb, task: Any, threat: Threat, counted: Factory
 ) -> None:
     model = counted(*task)
     x, y = images(task, model)
@@ -74,14 +91,14 @@ def test_adversaries_are_near_images_with_a_higher_loss(
     assert (x_adv.shape, x_adv.dtype) == (x.shape, x.dtype)
     assert threat.contains(x_adv, x).all()
     assert not x_adv.requires_grad
-    state = attack.start(model, x, y, threat, Rng.batch(COUNT))
+    state = attack.start(model, fresh(x, y, Rng.batch(COUNT)), threat)
     with torch.no_grad():
         assert (attack.loss(model(x_adv), state) > attack.loss(model(x), state)).all()
 
 
-@each_attack
+@each_climb
 @each_threat
-def test_same_streams_same_points(attack: Attack, threat: Threat, counted: Factory) -> None:
+def test_same_streams_same_points(attack: Climb, threat: Threat, counted: Factory) -> None:
     model = counted(*COLOUR)
     x, y = images(COLOUR, model)
     one, same, other = (attack.craft(model, x, y, threat, Rng.batch(COUNT, seed=s)) for s in (1, 1, 2))
@@ -89,9 +106,9 @@ def test_same_streams_same_points(attack: Attack, threat: Threat, counted: Facto
     assert not torch.equal(one, other)
 
 
-@each_attack
+@each_climb
 @each_threat
-def test_an_example_knows_nothing_of_the_batch(attack: Attack, threat: Threat, counted: Factory) -> None:
+def test_an_example_knows_nothing_of_the_batch(attack: Climb, threat: Threat, counted: Factory) -> None:
     model, rng = counted(*COLOUR), Rng.batch(COUNT, seed=5)
     x, y = images(COLOUR, model)
     together = attack.craft(model, x, y, threat, rng)
@@ -100,17 +117,37 @@ def test_an_example_knows_nothing_of_the_batch(attack: Attack, threat: Threat, c
         torch.testing.assert_close(alone, together[some], rtol=0, atol=1e-10)
 
 
-@each_attack
-@each_threat
+@each_climb
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_the_model_is_exactly_as_before(attack: Attack, threat: Threat, mode: Any, counted: Factory) -> None:
+def test_crafting_leaves_the_model_as_it_was(attack: Climb, mode: Any, counted: Factory) -> None:
+    model = counted(*COLOUR, norm=True)
+    x, y = images(COLOUR, model)
+    model.layers[1].eval()
+    before = model.snapshot()
+    attack.craft(model, x, y, Linf(0.1), Rng.batch(COUNT), mode)
+    assert model.snapshot() == before
+    assert torch.equal(attack.craft(model, x, y, Linf(0.0), Rng.batch(COUNT)), x)
+
+
+@each_attack_and_threat
+@each_task
+def test_it_runs_on_any_task(attack: Attack, threat: Threat, task: Any, counted: Factory) -> None:
+    """Grey or in colour, with two classes or ten: what it claims is true, and near the image."""
+    model = counted(*task)
+    x, y = images(task, model)
+    x_adv = attack(model, x, y, threat)
+    assert (x_adv.shape, x_adv.dtype) == (x.shape, x.dtype)
+    assert threat.contains(x_adv, x).all()
+    assert not x_adv.requires_grad
+
+
+@each_attack_and_threat
+def test_the_model_is_exactly_as_before(attack: Attack, threat: Threat, counted: Factory) -> None:
     model = counted(*COLOUR, norm=True)
     x, y = images(COLOUR, model)
     model.layers[1].eval()
     model.layers[0].bias.requires_grad_(False)
     before, pixels = model.snapshot(), x.clone()
-    attack.craft(model, x, y, threat, Rng.batch(COUNT), mode)
-    assert model.snapshot() == before
     attack(model, x, y, threat)
     assert model.snapshot() == before
     assert torch.equal(x, pixels)
@@ -120,26 +157,28 @@ def test_the_model_is_exactly_as_before(attack: Attack, threat: Threat, mode: An
 def test_radius_0_leaves_the_images(attack: Attack, counted: Factory) -> None:
     model = counted(*COLOUR)
     x, y = images(COLOUR, model)
-    assert torch.equal(attack.craft(model, x, y, Linf(0.0), Rng.batch(COUNT)), x)
     assert torch.equal(attack(model, x, y, Linf(0.0)), x)
 
 
-@each_attack
-@each_threat
-def test_a_step_counts_and_leaves_its_logits(attack: Attack, threat: Threat, counted: Factory) -> None:
+@each_attack_and_threat
+def test_a_step_counts_and_tells_the_truth(attack: Attack, threat: Threat, counted: Factory) -> None:
+    """Each step grows the counter by one, asks the model as often as it says, and gives its true answers."""
     model = counted(*COLOUR)
     x, y = images(COLOUR, model)
-    state = attack.start(model, x, y, threat, Rng.batch(COUNT))
+    state = attack.start(model, fresh(x, y, Rng.batch(COUNT)), threat)
     assert state.step.tolist() == [0] * COUNT
-    for step in range(1, attack.steps + 1):
-        at = state.x_adv
-        state, logits = attack.advance(model, state, threat)
+    step = 0
+    while not attack.done(state).all():
+        step += 1
+        forwards = model.forwards
+        state, x_tried, logits = attack.advance(model, state, threat)
+        assert model.forwards - forwards == attack.forwards
         assert state.step.tolist() == [step] * COUNT
-        torch.testing.assert_close(logits, model(at), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(logits, model(x_tried), rtol=1e-9, atol=1e-12)
+    assert step == attack.steps
 
 
-@each_attack
-@each_threat
+@each_attack_and_threat
 def test_verdicts_do_not_depend_on_batches(attack: Attack, threat: Threat, counted: Factory) -> None:
     """At a radius at which some examples fall and some stand."""
     model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
@@ -148,19 +187,48 @@ def test_verdicts_do_not_depend_on_batches(attack: Attack, threat: Threat, count
     found = [lanes.run(attack, model, x, y, small, rng, batch_size=size) for size in (1, 7, 40)]
     for outcome in found:
         assert torch.equal(outcome.attempt, found[0].attempt)
+        assert torch.equal(outcome.step, found[0].step)
+        assert torch.equal(outcome.queries, found[0].queries)
         wrong = model(outcome.x_adv).argmax(1) != y
         assert torch.equal(wrong, ~outcome.robust)
         assert small.contains(outcome.x_adv, x).all()
     assert 0 < int(found[0].robust.sum()) < 40
 
 
-@each_attack
+@each_attack_and_threat
+def test_a_saved_attack_goes_on_to_the_same_end(attack: Attack, threat: Threat, counted: Factory) -> None:
+    model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
+    x, y = images(COLOUR, model, 40)
+    first, second = (
+        lanes.Engine(attack, model, x, y, threat.at(threat.eps / 4), rng, batch_size=16) for _ in range(2)
+    )
+    for _ in range(2):
+        first.step()
+    second.restore({name: tensor.clone() for name, tensor in first.snapshot().items()})
+    for engine in (first, second):
+        while not engine.finished:
+            engine.step()
+    for one, other in zip(vars(first.outcome()).values(), vars(second.outcome()).values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("attack", [a for a in CASES if hasattr(a, "restarts")], ids=str)
 def test_more_restarts_fool_no_fewer(attack: Attack, counted: Factory) -> None:
     model, threat = counted(*COLOUR, seed=1), Linf(0.02)
     x, y = images(COLOUR, model, 40)
-    more = replace(attack, restarts=attack.restarts + 2)  # type: ignore[type-var]
+    more = replace(attack, restarts=attack.restarts + 2)  # type: ignore[type-var,attr-defined]
     one, other = (lanes.run(a, model, x, y, threat, Rng.batch(40)).robust for a in (attack, more))
     assert (one | ~other).all()
+
+
+@each_attack
+def test_a_threat_that_is_not_its_own_is_refused(attack: Attack, counted: Factory) -> None:
+    model = counted(*COLOUR)
+    x, y = images(COLOUR, model)
+    for threat in THREATS:
+        if not isinstance(threat, attack.threats):
+            with pytest.raises(UsageError, match="defined for"):
+                attack(model, x, y, threat)
 
 
 @each_attack

@@ -15,6 +15,7 @@ from torch import Tensor
 from atlas.attacks import lanes
 from atlas.attacks.frozen import Model
 from atlas.attacks.state import Fresh, S, Step
+from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import Threat
 
@@ -26,6 +27,8 @@ class Attack(ABC, Generic[S]):
     """After how many steps a lane is done."""
     white_box: ClassVar[bool] = True
     """Whether the attack needs gradients of the model."""
+    threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)
+    """The threats under which it is defined."""
     forwards: ClassVar[int] = 1
     """Forward passes a step."""
     looks_at_last: ClassVar[bool] = True
@@ -46,6 +49,12 @@ class Attack(ABC, Generic[S]):
     def done(self, state: S) -> Tensor:
         """Which lanes have come to their end, bool [B]."""
         return state.step >= self.steps
+
+    def check(self, threat: Threat) -> None:
+        """Refuse a threat for which the attack is not defined."""
+        if not isinstance(threat, self.threats):
+            name, wanted = type(self).__name__, " or ".join(kind.__name__ for kind in self.threats)
+            raise UsageError(f"{name} got {threat}; it is defined for {wanted}: leave it out, or choose that")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng | None = None) -> Tensor:
         """The strongest x_adv found: a misclassified point of any attempt, else where the last one ended."""

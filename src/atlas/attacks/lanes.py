@@ -83,6 +83,7 @@ class Engine:
         logits: Tensor | None = None,
     ) -> None:
         check_pixels(x)
+        attack.check(threat)
         self.attack, self.model, self.search, self.threat = attack, model, search or model, threat
         self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
         self.logits = ask(model, x, batch_size) if logits is None else logits

@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Model, State, lanes
-from atlas.attacks.lanes import CLEAN, SURVIVED, Outcome, run
+from atlas.attacks import FGSM, PGD, Fresh, Model, Outcome, Step, lanes
+from atlas.attacks.lanes import run
+from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED
+from atlas.attacks.pgd import ClimbState
 from atlas.errors import DataError, NumericError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
@@ -52,20 +54,28 @@ each_case = pytest.mark.parametrize(("attack", "threat"), CASES.values(), ids=CA
 
 def naive(attack: PGD, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> Outcome:
     """One example after another, one restart after another, a look at every iterate, the last one too."""
-    attempts, points = [], []
-    for i in range(len(y)):
-        attempt, point = naive_example(attack, model, x[i : i + 1], y[i : i + 1], threat, rng[i : i + 1])
-        attempts.append(attempt)
-        points.append(point)
-    return Outcome(torch.tensor(attempts), torch.cat(points))
+    rows = [
+        naive_example(attack, model, x[i : i + 1], y[i : i + 1], threat, rng[i : i + 1])
+        for i in range(len(y))
+    ]
+    attempts, steps, margins, queries, points = zip(*rows, strict=True)
+    attempt, step, spent = (torch.tensor(column) for column in (attempts, steps, queries))
+    return Outcome(attempt, step, torch.tensor(margins, dtype=x.dtype), spent, torch.cat(points))
+
+
+def margin_of(logits: Tensor, y: Tensor) -> float:
+    values = logits[0].tolist()
+    return max(value for label, value in enumerate(values) if label != int(y)) - values[int(y)]
 
 
 def naive_example(
     attack: PGD, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng
-) -> tuple[int, Tensor]:
+) -> tuple[int, int, float, int, Tensor]:
+    """(attempt, step, margin, queries, x_adv)."""
     clean = model(x).detach()
     if clean.argmax() != y:
-        return CLEAN, x
+        return CLEAN, -1, margin_of(clean, y), 0, x
+    queries, ends = 0, []
     for restart in range(attack.restarts):
         stream = rng.fold("restart", restart)
         if attack.start_at == "gaussian":
@@ -75,16 +85,18 @@ def naive_example(
         for step in range(attack.steps + 1):
             point = point.detach().requires_grad_()
             logits = model(point)
+            queries += 1
             if logits.argmax() != y and threat.contains(point.detach(), x):
-                return restart, point.detach()
+                return restart, step, margin_of(logits, y), queries, point.detach()
             if step == attack.steps:
+                ends.append(margin_of(logits, y))
                 break
             loss = ATTACK_OBJECTIVES[attack.climbs](logits, y, clean)
             (gradient,) = torch.autograd.grad(loss.sum(), point)
             size = attack.step_size or (attack.relative_step or 2.5 / attack.steps) * threat.eps
             size *= 1 - step / attack.steps if attack.decay else 1
             point = threat.project(threat.ascend(point.detach(), gradient, size), x)
-    return SURVIVED, point.detach()
+    return SURVIVED, -1, max(ends), queries, point.detach()
 
 
 def engine(
@@ -103,6 +115,9 @@ def test_agrees_with_a_plain_loop(attack: PGD, threat: Threat, batch_size: int) 
     wanted = naive(attack, net(), *images(), threat, Rng.lanes(7, ids))
     found = engine(attack, threat, batch_size)
     assert found.attempt.tolist() == wanted.attempt.tolist()
+    assert found.step.tolist() == wanted.step.tolist()
+    assert found.queries.tolist() == wanted.queries.tolist()
+    torch.testing.assert_close(found.margin, wanted.margin, rtol=0, atol=1e-7)
     torch.testing.assert_close(found.x_adv, wanted.x_adv, rtol=0, atol=1e-9)
     verdicts = set(wanted.attempt.tolist())
     assert {CLEAN, SURVIVED, 0} <= verdicts, "the case is to show every verdict"
@@ -185,6 +200,10 @@ def test_an_iterate_on_the_way_counts() -> None:
     assert end.item() == pytest.approx(0.9)
 
 
+def fresh(x: Tensor, y: Tensor, rng: Rng) -> Fresh:
+    return Fresh(x, y, rng, torch.zeros_like(y))
+
+
 def one(x: float) -> tuple[Tensor, Tensor]:
     return torch.full((1, 1, 1, 1), x, dtype=torch.float64), torch.tensor([0])
 
@@ -198,7 +217,9 @@ def test_a_start_outside_the_box_is_no_success() -> None:
 
     attack = PGD(steps=1, step_size=0.01, clip_start=False, restarts=8)
     starts = [
-        attack.start(errs_below_zero, *one(0.0), Linf(0.3), Rng.batch(1).fold("restart", k)).x_adv.item()
+        attack.start(
+            errs_below_zero, fresh(*one(0.0), Rng.batch(1).fold("restart", k)), Linf(0.3)
+        ).x_adv.item()
         for k in range(8)
     ]
     assert min(starts) < 0
@@ -284,11 +305,11 @@ class Recorded(PGD):
     started: ClassVar[list[int]] = []
     advanced: ClassVar[list[int]] = []
 
-    def start(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> State:
-        self.started.append(len(x))
-        return super().start(model, x, y, threat, rng)
+    def start(self, model: Model, fresh: Fresh, threat: Threat) -> ClimbState:
+        self.started.append(len(fresh.x))
+        return super().start(model, fresh, threat)
 
-    def advance(self, model: Model, state: State, threat: Threat) -> tuple[State, Tensor]:
+    def advance(self, model: Model, state: ClimbState, threat: Threat) -> Step[ClimbState]:
         self.advanced.append(len(state))
         return super().advance(model, state, threat)
 
@@ -323,8 +344,9 @@ def test_a_fooled_example_leaves_with_its_restarts(recorded: tuple[list[int], li
     attack = Recorded(steps=50, restarts=10)
     found = lanes.run(attack, errs_off_the_images, x, y * 0, Linf(0.1), Rng.lanes(7, ids), batch_size=16)
     assert found.attempt.tolist() == [0] * COUNT
-    assert sum(started) == COUNT
-    assert sum(advanced) == COUNT
+    # The last batch is filled up with first restarts of examples that are not settled yet.
+    assert sum(started) == 64
+    assert sum(advanced) == 64
 
 
 # --- what must not pass for robust ---
@@ -336,8 +358,11 @@ def test_logits_that_are_not_numbers_are_no_answer() -> None:
     def model(pixels: Tensor) -> Tensor:
         return pixels.flatten(1)[:, :3] * torch.nan
 
-    with pytest.raises(NumericError):
-        run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+    outcome = run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+    assert outcome.broken.all()
+    assert not outcome.robust.any()
+    with pytest.raises(NumericError, match="6 of 6 images"):
+        outcome.checked()
 
 
 def test_a_gradient_that_is_not_a_number_is_no_defence() -> None:
@@ -349,8 +374,47 @@ def test_a_gradient_that_is_not_a_number_is_no_defence() -> None:
         logits = pixels.flatten(1) @ weight
         return logits + 0 * (logits - logits).square().sqrt()
 
-    with pytest.raises(NumericError):
-        run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+    outcome = run(PGD(steps=2), model, x, y, Linf(0.1), Rng.batch(6))
+    assert outcome.broken.all()
+    assert not outcome.robust.any()
+    with pytest.raises(NumericError, match="6 of 6 images"):
+        outcome.checked()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_one_bad_example_leaves_the_others_alone(batch_size: int) -> None:
+    """NaN beyond a threshold that one image reaches on the way, after it has started well."""
+    x, y = torch.full((8, 1, 1, 1), 0.2), torch.zeros(8, dtype=torch.int64)
+    x[3] = 0.5
+
+    def model(pixels: Tensor) -> Tensor:
+        flat = pixels.flatten(1)
+        return two_logits(flat - 0.9) / (flat < 0.6).to(flat.dtype).sqrt().where(flat > 0.6, torch.ones(()))
+
+    attack = PGD(steps=4, step_size=0.05, start_at="clean", restarts=2, objective="margin")
+    outcome = run(attack, model, x, y, Linf(0.3), Rng.batch(8), batch_size=batch_size)
+    assert outcome.attempt.tolist() == [SURVIVED] * 3 + [BROKEN] + [SURVIVED] * 4
+    assert not outcome.margin[3].isfinite()
+
+
+@each_case
+@pytest.mark.parametrize("after", [0, 2, 5, 11])
+def test_a_restored_engine_ends_the_same(attack: PGD, threat: Threat, after: int) -> None:
+    def new() -> lanes.Engine:
+        return lanes.Engine(attack, net(), *images(), threat, Rng.lanes(7, ids), batch_size=8)
+
+    first, second = new(), new()
+    for _ in range(after):
+        first.step()
+    second.restore({name: tensor.clone() for name, tensor in first.snapshot().items()})
+    for engine in (first, second):
+        while not engine.finished:
+            engine.step()
+        assert engine.settled == COUNT
+        assert engine.share_done == 1.0
+    for one, other in zip(vars(first.outcome()).values(), vars(second.outcome()).values(), strict=True):
+        assert torch.equal(one, other)
+    assert first.robust == int(first.outcome().robust.sum())
 
 
 def test_a_claim_that_is_not_borne_out_does_not_end_the_attempt() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, State
+from atlas.attacks import FGSM, PGD, Fresh
 from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, TOLERANCE, Linf, Threat
@@ -32,11 +32,15 @@ def images(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return x, torch.randint(4, (COUNT,), generator=generator)
 
 
+def fresh(x: Tensor, y: Tensor, rng: Rng) -> Fresh:
+    return Fresh(x, y, rng, torch.zeros_like(y))
+
+
 def iterates(attack: PGD, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> list[Tensor]:
-    state = attack.start(model, x, y, threat, rng)
+    state = attack.start(model, fresh(x, y, rng), threat)
     points = [state.x_adv]
     for _ in range(attack.steps):
-        state, _ = attack.advance(model, state, threat)
+        state = attack.advance(model, state, threat).state
         points.append(state.x_adv)
     return points
 
@@ -129,8 +133,9 @@ def test_craft_is_the_end_of_a_plain_loop(threat: Threat) -> None:
 
 def test_advance_gives_the_logits_at_the_points_left() -> None:
     model, (x, y) = net(), images()
-    state = PGD(steps=3).start(model, x, y, Linf(0.1), Rng.batch(COUNT))
-    after, logits = PGD(steps=3).advance(model, state, Linf(0.1))
+    state = PGD(steps=3).start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
+    after, x_tried, logits = PGD(steps=3).advance(model, state, Linf(0.1))
+    assert x_tried is state.x_adv
     assert torch.equal(logits, model(state.x_adv).detach())
     assert not logits.requires_grad
     assert (after.step - state.step).unique().tolist() == [1]
@@ -165,11 +170,11 @@ def test_gaussian_start_is_a_thousandth_of_a_normal() -> None:
     x = torch.full((4000, 1, 2, 2), 0.5, dtype=torch.float64)
     y = torch.zeros(4000, dtype=torch.int64)
     attack = PGD(start_at="gaussian")
-    start = attack.start(net(), x, y, Linf(0.3), Rng.batch(4000)).x_adv
+    start = attack.start(net(), fresh(x, y, Rng.batch(4000)), Linf(0.3)).x_adv
     unit = (start - x) / 0.001
     assert abs(unit.mean().item()) < 5 / math.sqrt(16_000)
     assert abs(unit.square().mean().item() - 1) < 5 * math.sqrt(2 / 16_000)
-    tight = attack.start(net(), x, y, Linf(0.0005), Rng.batch(4000)).x_adv
+    tight = attack.start(net(), fresh(x, y, Rng.batch(4000)), Linf(0.0005)).x_adv
     assert Linf(0.0005).contains(tight, x).all()
 
 
@@ -189,7 +194,7 @@ def test_kl_has_no_slope_at_the_image_itself(threat: Threat) -> None:
 
     at_x = x.clone().requires_grad_()
     attack = PGD(steps=8, objective="kl", start_at="gaussian")
-    state = attack.start(around_x, x, y, threat, Rng.batch(COUNT))
+    state = attack.start(around_x, fresh(x, y, Rng.batch(COUNT)), threat)
     (slope,) = torch.autograd.grad(attack.loss(around_x(at_x), state).sum(), at_x)
     assert slope.abs().max() == 0
     moved = attack.craft(around_x, x, y, threat, Rng.batch(COUNT))
@@ -204,7 +209,7 @@ def test_restarts_keep_the_highest_loss(objective: str) -> None:
     attack = PGD(steps=2, objective=objective, restarts=4)
     rng, threat = Rng.batch(COUNT, seed=1), Linf(0.3)
     ends = [iterates(attack, model, x, y, threat, rng.fold("restart", k))[-1] for k in range(4)]
-    state = attack.start(model, x, y, threat, rng)
+    state = attack.start(model, fresh(x, y, rng), threat)
     losses = torch.stack([attack.loss(model(end), state) for end in ends]).detach()
     best = losses.argmax(0)
     assert len(best.unique()) > 1, "several restarts are to win somewhere"
@@ -230,13 +235,13 @@ def test_works_where_gradients_are_off() -> None:
 
 def test_lanes_of_a_state() -> None:
     model, (x, y) = net(), images()
-    state = PGD(objective="kl").start(model, x, y, Linf(0.1), Rng.batch(COUNT))
+    state = PGD(objective="kl").start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
     some, rest = state.select(torch.arange(5)), state.select(torch.arange(COUNT) >= 5)
     assert (len(some), len(rest), len(state)) == (5, COUNT - 5, COUNT)
     back = some.join(rest)
     for name in ("x", "y", "x_adv", "step", "logits"):
         assert torch.equal(getattr(back, name), getattr(state, name))
-    bare = State(x, y, x, torch.zeros(COUNT))
+    bare = PGD().start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
     assert bare.select(torch.arange(2)).join(bare).logits is None
 
 
