@@ -14,6 +14,9 @@ from atlas.rng import Rng
 
 Projections = int | Literal["exact"]
 
+LEAST_SPREAD = 1e-12
+"""Added to the spread of the logits by which DLR divides, as in the original: all logits may be equal."""
+
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     """CE(x) = -log p_y(x)."""
@@ -35,6 +38,38 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     correct = logits.gather(1, y[:, None])
     others = logits.scatter(1, y[:, None], -torch.inf)
     return others.amax(1) - correct[:, 0]
+
+
+def targeted_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """f_t(x) - f_y(x): positive where x looks more like the target t, int64 [B], than like y."""
+    pair = logits.gather(1, torch.stack([target, y], 1))
+    return pair[:, 0] - pair[:, 1]
+
+
+def dlr(logits: Tensor, y: Tensor) -> Tensor:
+    """(max_{i != y} f_i - f_y) / (f_(1) - f_(3)), with f_(k) the k-th largest logit (Croce and Hein 2020).
+
+    The difference of logits ratio is the margin in units of the spread at the top: neither a shift nor a
+    scale of the logits changes it, so its gradient does not fade where a model is sure of itself. With
+    fewer than 3 classes there is no f_(3), and it is the margin itself.
+    """
+    if logits.shape[1] < 3:
+        return margin(logits, y)
+    first, _, third = logits.topk(3, 1).values.unbind(1)
+    return margin(logits, y) / (first - third + LEAST_SPREAD)
+
+
+def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+    """(f_t - f_y) / (f_(1) - (f_(3) + f_(4)) / 2), for a target t, int64 [B] (Croce and Hein 2020).
+
+    It takes two logits below the top, because with f_(3) alone it would be the constant -1, without a
+    gradient, where y is first and t third.
+    With fewer than 4 classes there is no f_(4), and it is the targeted margin itself.
+    """
+    if logits.shape[1] < 4:
+        return targeted_margin(logits, y, target)
+    first, _, third, fourth = logits.topk(4, 1).values.unbind(1)
+    return targeted_margin(logits, y, target) / (first - (third + fourth) / 2 + LEAST_SPREAD)
 
 
 def check_projections(projections: object) -> None:
@@ -101,6 +136,7 @@ ATTACK_OBJECTIVES: dict[str, AttackObjective] = {
     "ce": lambda logits_adv, y, logits: cross_entropy(logits_adv, y),
     "kl": _kl_from_clean,
     "margin": lambda logits_adv, y, logits: margin(logits_adv, y),
+    "dlr": lambda logits_adv, y, logits: dlr(logits_adv, y),
 }
 """What an attack may climb, of (logits_adv, y, clean logits): KL(p(x) || p(x')) is TRADES's."""
 NEEDS_CLEAN_LOGITS = frozenset({"kl"})

@@ -14,9 +14,12 @@ from atlas.objectives import (
     ATTACK_OBJECTIVES,
     NEEDS_CLEAN_LOGITS,
     cross_entropy,
+    dlr,
     kl,
     margin,
     squared_jacobian,
+    targeted_dlr,
+    targeted_margin,
 )
 from atlas.rng import Rng
 
@@ -114,6 +117,77 @@ def test_margin_is_positive_exactly_where_the_class_is_wrong() -> None:
     z = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
     y = torch.randint(4, (200,), generator=torch.Generator().manual_seed(1))
     assert torch.equal(margin(z, y) > 0, z.argmax(1) != y)
+
+
+def naive_dlr(row: list[float], y: int) -> float:
+    """The definition, with a full sort, for one example; the margin below 3 classes."""
+    ordered = sorted(row, reverse=True)
+    gap = max(v for i, v in enumerate(row) if i != y) - row[y]
+    return gap / (ordered[0] - ordered[2] + 1e-12) if len(row) >= 3 else gap
+
+
+def naive_targeted_dlr(row: list[float], y: int, target: int) -> float:
+    """The definition for one example; the difference itself below 4 classes."""
+    ordered, gap = sorted(row, reverse=True), row[target] - row[y]
+    return gap / (ordered[0] - (ordered[2] + ordered[3]) / 2 + 1e-12) if len(row) >= 4 else gap
+
+
+def spread_logits(classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[40, C] logits far from ties, labels and other labels as targets."""
+    rng = np.random.default_rng(classes)
+    z = rng.permuted(np.tile(np.arange(classes) * 0.7, (40, 1)), axis=1) + rng.uniform(0, 0.5, (40, classes))
+    y = rng.integers(classes, size=40)
+    target = (y + rng.integers(1, classes, size=40)) % classes
+    return torch.tensor(z), torch.tensor(y), torch.tensor(target)
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 5, 10])
+def test_dlr_by_its_definition(classes: int) -> None:
+    z, y, target = spread_logits(classes)
+    rows = list(zip(z.tolist(), y.tolist(), target.tolist(), strict=True))
+    np.testing.assert_allclose(dlr(z, y), [naive_dlr(row, a) for row, a, _ in rows], rtol=1e-12)
+    np.testing.assert_allclose(
+        targeted_dlr(z, y, target), [naive_targeted_dlr(*row) for row in rows], rtol=1e-12
+    )
+    np.testing.assert_allclose(targeted_margin(z, y, target), [row[t] - row[a] for row, a, t in rows])
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4, 10])
+def test_dlr_slopes_are_difference_quotients(classes: int) -> None:
+    z, y, target = spread_logits(classes)
+    h = 1e-6
+    for value, naive in (
+        (lambda v: dlr(v, y), lambda row, i: naive_dlr(row, int(y[i]))),
+        (lambda v: targeted_dlr(v, y, target), lambda r, i: naive_targeted_dlr(r, int(y[i]), int(target[i]))),
+    ):
+        leaf = z.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(value(leaf).sum(), leaf)
+        for i in range(0, 40, 7):
+            for c in range(classes):
+                up, down = z[i].clone(), z[i].clone()
+                up[c] += h
+                down[c] -= h
+                quotient = (naive(up.tolist(), i) - naive(down.tolist(), i)) / (2 * h)
+                assert slope[i, c].item() == pytest.approx(quotient, abs=1e-8)
+
+
+@pytest.mark.parametrize("classes", [4, 10])
+def test_dlr_sees_neither_shift_nor_scale(classes: int) -> None:
+    z, y, target = spread_logits(classes)
+    for other in (z + 11.0, z * 1e-3, z * 1e3):
+        torch.testing.assert_close(dlr(other, y), dlr(z, y))
+        torch.testing.assert_close(targeted_dlr(other, y, target), targeted_dlr(z, y, target))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_dlr_of_equal_and_of_extreme_logits_is_finite(dtype: torch.dtype) -> None:
+    z = torch.tensor([[0.0] * 5, [3.0, 3.0, 3.0, 1.0, 0.0], [1e4, -1e4, 0.0, 0.0, 0.0]], dtype=dtype)
+    z.requires_grad_()
+    y, target = torch.tensor([0, 3, 1]), torch.tensor([1, 0, 0])
+    for value in (dlr(z, y), targeted_dlr(z, y, target)):
+        assert value.isfinite().all()
+        (slope,) = torch.autograd.grad(value.sum(), z)
+        assert slope.isfinite().all()
 
 
 @pytest.mark.parametrize("name", ATTACK_OBJECTIVES)
