@@ -19,7 +19,20 @@ SOURCE = ROOT / "src"
 
 # A module may import its own room and the rooms before it; `atlas/__init__.py` puts them together.
 ROOMS = (
-    *("errors", "disk", "config", "rng", "threat", "objectives", "models", "data", "attacks", "methods"),
+    *(
+        "errors",
+        "disk",
+        "checkpoint",
+        "signals",
+        "config",
+        "rng",
+        "threat",
+        "objectives",
+        "models",
+        "data",
+        "attacks",
+        "methods",
+    ),
     *("training", "evaluation", "reproduce", "report", "bench", "cli", "__main__"),
 )
 STRANGERS = {("training", "evaluation"), ("evaluation", "training")}

@@ -1,12 +1,16 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and folders with one worker at a time."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from atlas.errors import DiskError
+from atlas.errors import DiskError, LockError
 
 PART = ".part"
 """The ending of a file that is being written."""
@@ -46,3 +50,31 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Work alone in the folder (made if need be). The lock goes with the process, however it ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise DiskError(f"cannot work in {folder}: {error.strerror}; choose another folder") from error
+    try:
+        _take(folder, handle)
+        for part in folder.glob(f".*{PART}"):
+            part.unlink(missing_ok=True)
+        yield
+        os.ftruncate(handle, 0)
+    finally:
+        os.close(handle)
+
+
+def _take(folder: Path, handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
+        raise LockError(f"{folder} is in use by {holder}; wait for it, or choose another folder") from error
+    os.ftruncate(handle, 0)
+    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())

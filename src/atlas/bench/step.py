@@ -19,11 +19,11 @@ from atlas.bench.cases import Case
 from atlas.bench.passes import Bare
 from atlas.data import Batch, Images
 from atlas.rng import Rng
+from atlas.signals import Requests
 from atlas.threat import Linf
 from atlas.training import Optimizer, Schedule, Training
 from atlas.training.display import Display
 from atlas.training.log import Log
-from atlas.training.signals import Requests
 from atlas.training.trainer import Trainer
 
 CLASSES = 10

@@ -19,14 +19,15 @@ from torch import nn
 from atlas.attacks import frozen
 from atlas.config import table_of
 from atlas.data import Images, as_images, split
+from atlas.disk import locked
 from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Method
+from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
 from atlas.training.log import Log, Record
 from atlas.training.settings import REGISTRIES, Training
-from atlas.training.signals import Requests, caught_signals
 from atlas.training.trainer import Trainer
 
 
@@ -74,7 +75,7 @@ def fit(
     place = RunFolder(Path(folder)) if folder is not None else None
     title = place.path.name if place else "training"
     with (
-        place.locked() if place else nullcontext(),
+        locked(place.path) if place else nullcontext(),
         caught_signals() if place else nullcontext(Requests()) as requests,
         torch.random.fork_rng(),
         Display(title, training.schedule.epochs, shown=progress) as display,

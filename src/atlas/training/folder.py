@@ -11,22 +11,18 @@ last.safetensors        the weights at the end
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import socket
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import Table, differences, fingerprint
-from atlas.disk import PART, write_atomic
-from atlas.errors import CheckpointError, DiskError, LockError, UsageError
-from atlas.training.checkpoint import load_tensors, save_tensors
+from atlas.disk import write_atomic
+from atlas.errors import CheckpointError, UsageError
 
 
 class RunFolder:
@@ -42,34 +38,6 @@ class RunFolder:
         self.previous = path / "state.previous.safetensors"
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
-
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Work alone in the folder (made if need be). The lock goes with the process, however it ends."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise DiskError(f"cannot work in {self.path}: {error.strerror}; choose another folder") from error
-        try:
-            self._take(handle)
-            for part in self.path.glob(f".*{PART}"):
-                part.unlink(missing_ok=True)
-            yield
-            os.ftruncate(handle, 0)
-        finally:
-            os.close(handle)
-
-    def _take(self, handle: int) -> None:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            raise LockError(
-                f"{self.path} is in use by {holder}; wait for it, or choose another folder"
-            ) from error
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
 
     def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
         """Refuse another configuration than the one that is there, unless changes are allowed."""

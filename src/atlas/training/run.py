@@ -12,10 +12,10 @@ from torch import nn
 
 from atlas import config as conf
 from atlas import data, models
+from atlas.checkpoint import load_tensors
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
 from atlas.threat import Threat
-from atlas.training.checkpoint import load_tensors
 from atlas.training.fit import Result, fit
 from atlas.training.folder import RunFolder
 from atlas.training.settings import REGISTRIES, Training

@@ -19,13 +19,13 @@ from atlas.errors import NumericError
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
+from atlas.signals import Requests
 from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
 from atlas.training.progress import Progress
 from atlas.training.settings import Training
-from atlas.training.signals import Requests
 
 PROBE_EVERY = 50
 """Batches between two looks at the Jacobian: two passes each, about 1% of the work. The last batch of an

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import atlas
 from atlas.attacks import FGSM, PGD
+from atlas.checkpoint import load_tensors
 from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
-from atlas.training.checkpoint import load_tensors
 from atlas.training.folder import RunFolder
 from atlas.training.trainer import Trainer
 

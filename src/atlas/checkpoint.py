@@ -1,0 +1,60 @@
+"""Tensors in files with a checksum.
+
+Weights and states are safetensors with JSON beside the tensors; nothing pickled is ever read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from atlas.disk import write_atomic
+from atlas.errors import CheckpointError
+
+LABEL = "atlas"
+"""The one entry in the header of our safetensors."""
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+    """Tensors and a JSON-able table in one safetensors file with a checksum over both."""
+    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    text = json.dumps(about)
+    # One entry, because safetensors writes several in a random order, and equal contents make equal files.
+    label = json.dumps({"about": text, "sha256": _digest(plain, text)}, sort_keys=True)
+    write_atomic(path, to_bytes(plain, metadata={LABEL: label}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the table of a file by `save_tensors`, verified."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
+            # Copies, because the file may be replaced while they are in use.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        text, wanted = str(label["about"]), label["sha256"]
+    except KeyError:
+        raise CheckpointError(f"{path} was not written by atlas: it has no checksum") from None
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    found = _digest(tensors, text)
+    if wanted != found:
+        raise CheckpointError(f"{path} is damaged: expected sha256 {wanted}, found {found}")
+    about: dict[str, Any] = json.loads(text)
+    return tensors, about
+
+
+def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
