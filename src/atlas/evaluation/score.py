@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from torch import nn
-
-from atlas.attacks import Attack, lanes
-from atlas.data import Images
-from atlas.rng import Rng
-from atlas.threat import Threat
 
 Z_95 = 1.959963984540054
 """The 97.5% point of the standard normal distribution."""
@@ -39,20 +31,3 @@ class Score:
     def __str__(self) -> str:
         low, high = self.interval
         return f"{self.rate:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
-
-
-def score(
-    model: nn.Module,
-    images: Images,
-    attack: Attack,
-    threat: Threat,
-    *,
-    seed: int = 0,
-    each_step: Callable[[int], None] = lambda settled: None,
-) -> tuple[Score, Score]:
-    """(clean, robust): right on the image itself, and right whatever the attack finds."""
-    device = next(model.parameters()).device
-    x, y = images.pixels(slice(None), device), images.y.to(device)
-    rng = Rng.lanes(seed, images.ids.to(device)).fold("evaluation")
-    outcome = lanes.run(attack, model, x, y, threat, rng, each_step=each_step).checked()
-    return Score(int(outcome.clean.sum()), len(y)), Score(int(outcome.robust.sum()), len(y))

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
-from rich.progress import Progress, TaskID
 
 from atlas import data
 from atlas.attacks import PGD, Attack
 from atlas.disk import write_atomic
-from atlas.evaluation import Score, score
+from atlas.evaluation import Score, evaluate
 from atlas.reproduce.preset import load_preset
 from atlas.training import Result, RunConfig, train
 
@@ -54,17 +52,8 @@ def run_demo(folder: Path) -> list[Row]:
 
 
 def _attack(label: str, config: RunConfig, result: Result, test: data.Images) -> Row:
-    scores = {}
-    with Progress(transient=True) as bars:
-        for name, attack in ATTACKS.items():
-            task = bars.add_task(f"{label} under {name}", total=len(test))
-            each_step = partial(_show, bars, task)
-            clean, scores[name] = score(result.model, test, attack, config.threat, each_step=each_step)
-    return Row(label, clean, scores, result.seconds)
-
-
-def _show(bars: Progress, task: TaskID, settled: int) -> None:
-    bars.update(task, completed=settled)
+    report = evaluate(result.model, test, config.threat, attacks=ATTACKS)
+    return Row(label, report.clean, {name: report.score(name) for name in ATTACKS}, result.seconds)
 
 
 def _write(folder: Path, rows: list[Row]) -> None:

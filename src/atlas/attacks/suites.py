@@ -1,0 +1,55 @@
+"""Suites: attacks that are run together, as data (`suites.toml`)."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from atlas.errors import unknown
+
+TRANSFER = "transfer"
+"""The attack that needs models beside its table: `atlas.attacks.Transfer`."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Attacks by their labels, in the order in which they run."""
+
+    name: str
+    description: str
+    attacks: Mapping[str, Mapping[str, Any]]
+    """The table of each attack, as in a configuration."""
+    standing: bool = False
+    """Whether each attack runs only on the images that those before it have left."""
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads((resources.files("atlas.attacks") / "suites.toml").read_text("utf-8"))
+
+
+def names() -> list[str]:
+    """All suites; NAME-DATA is the form of NAME for one data set."""
+    return list(_tables())
+
+
+def suite(name: str, data: str = "") -> Suite:
+    """The suite of this name, in its form for the data set `data` where there is one."""
+    tables = _tables()
+    if name not in tables:
+        raise unknown("suite", name, tables)
+    table = tables.get(f"{name}-{data}", tables[name])
+    attacks = {
+        entry["label"]: {k: v for k, v in entry.items() if k != "label"} for entry in _all(table, data)
+    }
+    return Suite(name, table["description"], attacks, table.get("on") == "standing")
+
+
+def _all(table: Mapping[str, Any], data: str) -> list[dict[str, Any]]:
+    included = [suite(name, data).attacks for name in table.get("includes", ())]
+    entries = [{"label": label, **attack} for attacks in included for label, attack in attacks.items()]
+    return entries + table.get("attacks", [])

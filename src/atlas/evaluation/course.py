@@ -1,0 +1,96 @@
+"""One attack from its start, or from where it was left, to its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import Attack, Model
+from atlas.attacks.forms import averaged, searched
+from atlas.attacks.lanes import Engine, ask
+from atlas.data import Images
+from atlas.errors import Interrupted
+from atlas.evaluation.display import Display
+from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.plan import Plan
+from atlas.rng import Rng
+from atlas.signals import Requests
+
+SAVE_SECONDS = 30.0
+"""An attack under way is saved this often."""
+SAVE_SHARE = 0.05
+"""Saving takes at most this share of the time: large states are saved less often."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model under attack and its images, on its device, with its answers to the clean ones."""
+
+    model: Model
+    search: Model
+    """The form of the model in which attacks search; `model` checks what they find."""
+    x: Tensor
+    y: Tensor
+    logits: Tensor
+    rng: Rng
+    plan: Plan
+    batch_size: int
+
+    @classmethod
+    def of(cls, model: Model, images: Images, plan: Plan, batch_size: int) -> Subject:
+        device = device_of(model)
+        x, y = images.pixels(slice(None), device), images.y.to(device)
+        rng = Rng.lanes(plan.seed, images.ids.to(device)).fold("evaluation")
+        asked = averaged(model, plan.eot)
+        search = averaged(searched(model, plan.attack_dtype), plan.eot)
+        return cls(asked, search, x, y, ask(asked, x, batch_size), rng, plan, batch_size)
+
+    def under(self, attack: Attack, tried: Tensor) -> Engine:
+        """The attack on the images of the mask `tried`."""
+        which = tried.nonzero()[:, 0].to(self.x.device)
+        return Engine(
+            attack,
+            self.model,
+            self.x[which],
+            self.y[which],
+            self.plan.threat,
+            self.rng[which],
+            batch_size=self.batch_size,
+            search=self.search,
+            logits=self.logits[which],
+        )
+
+
+def device_of(model: Model) -> torch.device:
+    """Where the model's weights are; the CPU for a function."""
+    weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+    return torch.device("cpu") if weights is None else weights.device
+
+
+def finish(
+    label: str, engine: Engine, place: EvaluationFolder | None, display: Display, requests: Requests
+) -> float:
+    """Run the engine to its end, saved now and then and at a signal; the seconds over all interruptions."""
+    before = 0.0
+    if place and (state := place.load_state(label)):
+        tensors, before = state
+        engine.restore(tensors)
+    began = saved = time.monotonic()
+    pause = SAVE_SECONDS
+    display.begin(label)
+    while not engine.finished:
+        engine.step()
+        display.show(engine)
+        now = time.monotonic()
+        if place and (requests.caught is not None or now - saved >= pause):
+            place.save_state(label, engine.snapshot(), before + now - began)
+            saved = time.monotonic()
+            pause = max(SAVE_SECONDS, (saved - now) / SAVE_SHARE)
+        if requests.caught is not None:
+            raise Interrupted(requests.caught)
+    seconds = before + time.monotonic() - began
+    display.end(engine, seconds)
+    return seconds

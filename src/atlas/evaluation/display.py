@@ -1,0 +1,68 @@
+"""What a person sees while attacks run: a bar with the accuracy so far and the time left, a line at the end."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+from atlas.attacks.lanes import Engine
+
+REFRESH_SECONDS = 0.2
+
+
+class Display:
+    """A bar for the attack at hand on a terminal; a line for each attack everywhere."""
+
+    def __init__(self, *, shown: bool) -> None:
+        self.console = Console(stderr=True, quiet=not shown)
+        self.bars = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not (shown and self.console.is_terminal),
+            transient=True,
+        )
+        self.task = self.bars.add_task("", total=1.0, visible=False)
+        self.label, self.shown_at = "", 0.0
+
+    def begin(self, label: str) -> None:
+        self.label = label
+        self.bars.reset(self.task, description=label, completed=0.0, visible=True)
+
+    def show(self, engine: Engine) -> None:
+        """Where the attack is. Asking the engine costs a little, so not at every step."""
+        now = time.monotonic()
+        if now - self.shown_at >= REFRESH_SECONDS and not self.bars.disable:
+            self.shown_at = now
+            text = f"{self.label}  {engine.robust} of {len(engine.y)} still right"
+            self.bars.update(self.task, description=text, completed=engine.share_done)
+
+    def end(self, engine: Engine, seconds: float) -> None:
+        self.bars.update(self.task, visible=False)
+        self.say(f"{self.label}: {engine.robust} of {len(engine.y)} images still right, {seconds:.0f} s")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Display:
+        self.bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bars.stop()

@@ -1,0 +1,110 @@
+"""The folder of an evaluation.
+
+config.json             model, data, threat, attacks and seed, by which the folder is known
+clean.npz               ids, labels and the verdict on the clean images
+attack-LABEL.npz        per example: attempt, step, margin, queries; written when the attack is over
+images-LABEL.safetensors  the images that fool, with their ids, where they were asked for
+state-LABEL.safetensors an attack under way: all that going on needs
+summary.json            accuracies with n and interval, flags; the same bits whatever happened on the way
+timing.jsonl            seconds, which are not
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from atlas.checkpoint import load_tensors, save_tensors
+from atlas.config import differences
+from atlas.disk import write_atomic
+from atlas.errors import CheckpointError, UsageError
+
+
+class EvaluationFolder:
+    """Paths and files of one evaluation."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def claim(self, about: Mapping[str, Any]) -> None:
+        """Take the folder for this evaluation; one that holds another is refused."""
+        path, wanted = self.path / "config.json", json.loads(json.dumps(about))
+        if path.exists():
+            try:
+                found = differences(json.loads(path.read_text()), wanted)
+            except (OSError, ValueError, TypeError, AttributeError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
+            if found:
+                raise UsageError(
+                    f"{self.path} holds another evaluation: {'; '.join(found)}. Choose another folder with --out."
+                )
+        else:
+            write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())
+
+    def save_columns(self, name: str, columns: Mapping[str, Tensor]) -> None:
+        buffer = io.BytesIO()
+        np.savez(buffer, **{key: value.numpy() for key, value in columns.items()})
+        write_atomic(self.path / f"{name}.npz", buffer.getvalue())
+
+    def load_columns(self, name: str) -> dict[str, Tensor] | None:
+        """The columns of this name; None where they are not there or damaged, to be made again."""
+        path = self.path / f"{name}.npz"
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return {key: torch.from_numpy(file[key]) for key in file.files}
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
+            path.replace(path.with_suffix(".damaged"))
+            return None
+
+    def save_state(self, label: str, tensors: Mapping[str, Tensor], seconds: float) -> None:
+        save_tensors(self._state(label), tensors, {"seconds": seconds})
+
+    def load_state(self, label: str) -> tuple[dict[str, Tensor], float] | None:
+        """The state of an attack under way; None where there is none, or a damaged one: it starts anew then."""
+        path = self._state(label)
+        if not path.exists():
+            return None
+        try:
+            tensors, about = load_tensors(path)
+            return tensors, float(about["seconds"])
+        except (CheckpointError, KeyError, ValueError):
+            path.replace(path.with_suffix(".damaged"))
+            return None
+
+    def drop_state(self, label: str) -> None:
+        self._state(label).unlink(missing_ok=True)
+
+    def save_images(self, label: str, ids: Tensor, x_adv: Tensor) -> None:
+        save_tensors(self.path / f"images-{slug(label)}.safetensors", {"ids": ids, "x_adv": x_adv}, {})
+
+    def note_time(self, label: str, seconds: float) -> None:
+        with (self.path / "timing.jsonl").open("a") as file:
+            file.write(json.dumps({"attack": label, "seconds": round(seconds, 3)}) + "\n")
+
+    def times(self) -> dict[str, float]:
+        """The seconds of each attack that is over."""
+        path = self.path / "timing.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return {row["attack"]: row["seconds"] for row in rows}
+
+    def save_summary(self, summary: Mapping[str, Any]) -> None:
+        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _state(self, label: str) -> Path:
+        return self.path / f"state-{slug(label)}.safetensors"
+
+
+def slug(label: str) -> str:
+    """A label as part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "attack"

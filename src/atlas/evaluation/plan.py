@@ -1,0 +1,123 @@
+"""What an evaluation is to do: which attacks, on which images, by which seed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from atlas.attacks import ATTACKS, CLIMBS, Attack, Climb, Model
+from atlas.attacks.suites import TRANSFER, suite
+from atlas.attacks.transfer import Transfer
+from atlas.config import Registries, build, table_of
+from atlas.data import Images
+from atlas.errors import UsageError, unknown
+from atlas.rng import Rng
+from atlas.threat import THREATS, Threat
+
+REGISTRIES: Registries = {Attack: ATTACKS, Climb: CLIMBS, Threat: THREATS}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that decides the outcome beside the model and the images."""
+
+    threat: Threat
+    attacks: Mapping[str, Attack]
+    """By label, in the order in which they run."""
+    standing: bool = False
+    """Whether each attack runs only on the images that those before it have left."""
+    seed: int = 0
+    attack_dtype: str = "float32"
+    eot: int = 1
+    """Looks at an image whose mean is taken for the model's answer."""
+    left_out: tuple[str, ...] = ()
+    """Attacks of the suite that need surrogates, where none were given."""
+
+    def table(self) -> dict[str, Any]:
+        return {
+            "threat": table_of(self.threat, {}) | {"name": type(self.threat).__name__.lower()},
+            "attacks": {label: attack_table(attack) for label, attack in self.attacks.items()},
+            "standing": self.standing,
+            "seed": self.seed,
+            "attack_dtype": self.attack_dtype,
+            "eot": self.eot,
+        }
+
+
+def attack_table(attack: Attack) -> dict[str, Any]:
+    """The attack as plain data; one that is made of objects is known by its name and their fingerprints."""
+    if isinstance(attack, Transfer):
+        surrogates = [fingerprint(model) for model in attack.surrogates]
+        return {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}
+    if type(attack) in ATTACKS.values():
+        return table_of(attack, REGISTRIES)  # type: ignore[no-any-return]
+    return {"name": type(attack).__name__, "value": str(attack)}
+
+
+def fingerprint(model: Model) -> str:
+    """What tells one model from another: weights and layers, or the name of a function."""
+    if not isinstance(model, nn.Module):
+        return f"{type(model).__module__}.{getattr(model, '__qualname__', type(model).__qualname__)}"
+    digest = hashlib.sha256(str(model).encode())
+    for name, tensor in model.state_dict().items():
+        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(name.encode() + plain.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def planned(
+    threat: Threat,
+    name: str,
+    data: str,
+    *,
+    only: Sequence[str] = (),
+    alone: bool = False,
+    surrogates: Sequence[Model] = (),
+    **rest: Any,
+) -> Plan:
+    """The plan of a suite for a data set, or of those of its attacks whose labels or names are in `only`.
+
+    `alone` runs each attack on every image, also where the suite has it on what is still standing.
+    """
+    chosen = suite(name, data)
+    tables = _only(chosen.attacks, only)
+    left_out = tuple(k for k, t in tables.items() if t["name"] == TRANSFER and not surrogates)
+    attacks = {k: build_attack(t, surrogates) for k, t in tables.items() if k not in left_out}
+    return Plan(threat, attacks, chosen.standing and not alone, left_out=left_out, **rest)
+
+
+def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> Attack:
+    """An attack from its table."""
+    if table["name"] != TRANSFER:
+        return build(Attack, table, REGISTRIES)  # type: ignore[type-abstract]
+    climb = build(Climb, table["attack"], REGISTRIES)  # type: ignore[type-abstract]
+    return Transfer(tuple(surrogates), climb)
+
+
+def _only(tables: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    if not wanted:
+        return dict(tables)
+    names = {label.lower(): label for label in tables} | {t["name"]: label for label, t in tables.items()}
+    extra = {name: {"name": name} for name in wanted if name.lower() not in names and name in ATTACKS}
+    for name in wanted:
+        if name.lower() not in names and name not in extra:
+            raise unknown("attack", name, [*names, *ATTACKS])
+    picked = [names.get(name.lower(), name) for name in wanted]
+    return {label: tables[label] if label in tables else extra[label] for label in picked}
+
+
+def chosen_images(images: Images, n: int | None, random: bool, seed: int) -> Images:
+    """The first n images, or n random ones by the seed; all where n is None."""
+    if n is None or n >= len(images):
+        return images
+    if n < 1:
+        raise UsageError(f"n is {n}; wanted a whole number from 1")
+    if not random:
+        return images.subset(slice(n))
+    keys = Rng.lanes(seed, images.ids).fold("sample").bits(())
+    return images.subset(keys.argsort(stable=True)[:n].sort().values)

@@ -1,0 +1,174 @@
+"""What an evaluation found: verdicts per example, accuracies with their intervals, the worst case, flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
+from atlas.evaluation.flags import Flag, Record
+from atlas.evaluation.score import Score
+
+SKIPPED = -4
+"""The attempt that is noted for an example that an earlier attack of the suite had fooled."""
+COLUMNS = ("attempt", "step", "margin", "queries")
+"""What is kept of each attack for each example."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """One attack on the N examples; tensors are [N], on the CPU."""
+
+    label: str
+    table: Mapping[str, Any]
+    """The attack as in a configuration."""
+    white_box: bool
+    steps: int
+    attempts: int
+    attempt: Tensor
+    """Which attempt fooled the example, from 0; or CLEAN, SURVIVED, BROKEN or SKIPPED."""
+    step: Tensor
+    """At which step of it, from 0; else -1."""
+    margin: Tensor
+    """max_{i != y} f_i - f_y at the image that fools, else the largest at the end of an attempt."""
+    queries: Tensor
+    """Forward passes spent on the example."""
+
+    def spread(self, tried: Tensor) -> AttackResult:
+        """This result on the examples of the mask `tried`, in the place of each among all of them."""
+        empty = {"attempt": SKIPPED, "step": -1, "margin": torch.nan, "queries": 0}
+        whole = {
+            name: torch.full(tried.shape, value, dtype=getattr(self, name).dtype).masked_scatter(
+                tried, getattr(self, name)
+            )
+            for name, value in empty.items()
+        }
+        return replace(self, **whole)
+
+    @property
+    def survived(self) -> Tensor:
+        """Right on the clean image and under every attempt of this attack, bool [N]."""
+        return self.attempt == SURVIVED
+
+    @property
+    def fooled(self) -> Tensor:
+        """Fooled by this attack, bool [N]."""
+        return self.attempt >= 0
+
+    def columns(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in COLUMNS}
+
+    def record(self) -> Record:
+        """As the honesty checks want it."""
+        tried, broken = self.attempt != SKIPPED, self.attempt == BROKEN
+        return Record(
+            *(self.label, self.white_box, self.steps, self.attempts),
+            *(tried, self.attempt, self.step, broken),
+        )
+
+
+def columns_of(outcome: Outcome) -> dict[str, Tensor]:
+    return {name: getattr(outcome, name).cpu() for name in COLUMNS}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The whole evaluation of one model."""
+
+    about: Mapping[str, Any]
+    """Model, data, threat, attacks, seed: all that decides the outcome."""
+    ids: Tensor
+    """The identity of each example, int64 [N]."""
+    y: Tensor
+    clean_right: Tensor
+    """Right on the clean image, bool [N]."""
+    results: Mapping[str, AttackResult]
+    flags: Sequence[Flag]
+    seconds: Mapping[str, float]
+    """Time that each attack took here, over all interruptions."""
+
+    @property
+    def n(self) -> int:
+        return len(self.y)
+
+    @property
+    def valid(self) -> bool:
+        """Whether the accuracies mean anything: no flag is fatal."""
+        return not any(flag.fatal for flag in self.flags)
+
+    @property
+    def clean(self) -> Score:
+        return Score(int(self.clean_right.sum()), self.n)
+
+    @property
+    def robust(self) -> Tensor:
+        """Right on the clean image and under every attack, bool [N]: the worst case of each example."""
+        right = self.clean_right
+        for result in self.results.values():
+            right = right & ~result.fooled & (result.attempt != BROKEN)
+        return right
+
+    @property
+    def worst(self) -> Score:
+        """The accuracy in the worst case over all attacks, taken for each example."""
+        return Score(int(self.robust.sum()), self.n)
+
+    def right_under(self, label: str) -> Tensor:
+        """Right under this attack, bool [N]; what an earlier attack had fooled counts as wrong."""
+        return self.results[label].survived
+
+    def score(self, label: str) -> Score:
+        """The accuracy under one attack."""
+        return Score(int(self.right_under(label).sum()), self.n)
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """All accuracies: clean, under each attack, in the worst case."""
+        return {"clean": self.clean, **{k: self.score(k) for k in self.results}, "worst case": self.worst}
+
+    def summary(self) -> dict[str, Any]:
+        """A JSON-able table: the same numbers for the same inputs, whatever happened on the way."""
+        return {
+            "n": self.n,
+            "valid": self.valid,
+            "accuracy": {label: _plain(score, self.valid) for label, score in self.scores.items()},
+            "attacks": {label: _spent(result) for label, result in self.results.items()},
+            "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
+            "about": dict(self.about),
+        }
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
+        rows = []
+        for label, score in self.scores.items():
+            result = self.results.get(label)
+            text = str(score) if self.valid or label == "clean" else "invalid"
+            if result is None:
+                rows.append((label, text, "", "", ""))
+                continue
+            spent = result.queries[result.attempt != SKIPPED].double()
+            mean = f"{spent.mean():,.0f}" if len(spent) else "-"
+            seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
+            rows.append((label, text, f"{int(result.fooled.sum())}", mean, seconds))
+        return rows
+
+
+def _plain(score: Score, valid: bool) -> dict[str, Any]:
+    low, high = score.interval
+    return {"valid": valid, "right": score.right, "n": score.n, "rate": score.rate, "interval": [low, high]}
+
+
+def _spent(result: AttackResult) -> dict[str, Any]:
+    tried = result.attempt != SKIPPED
+    return {
+        "attack": dict(result.table),
+        "tried": int(tried.sum()),
+        "fooled": int(result.fooled.sum()),
+        "wrong_before": int((result.attempt == CLEAN).sum()),
+        "broken": int((result.attempt == BROKEN).sum()),
+        "queries": int(result.queries.sum()),
+    }
