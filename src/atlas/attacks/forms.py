@@ -15,7 +15,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def searched(model: Model, dtype: str) -> Model:
-    """The model in the precision `dtype`, for the search alone: what it finds is checked with the model itself.
+    """The model in the precision `dtype`, to search with: what it finds is checked with the model itself.
 
     A copy of the weights in bfloat16, channels last, which this kind of arithmetic wants; images come in and
     logits go out as they do for the model.
@@ -24,9 +24,7 @@ def searched(model: Model, dtype: str) -> Model:
     if kind == torch.float32:
         return model
     if not isinstance(model, nn.Module):
-        raise UsageError(
-            f"attack dtype {dtype} needs an nn.Module, got a {type(model).__name__}: take float32"
-        )
+        raise UsageError(f"{dtype} search needs an nn.Module, got a {type(model).__name__}: take float32")
     fast = copy.deepcopy(model).to(kind, memory_format=torch.channels_last).eval().requires_grad_(False)
 
     def search(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a person sees while attacks run: a bar with the accuracy so far and the time left, a line at the end."""
+"""What a person sees while attacks run: a bar with the images still right and the time left."""
 
 from __future__ import annotations
 

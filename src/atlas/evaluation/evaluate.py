@@ -1,4 +1,4 @@
-"""`evaluate`: put a model under attacks, keep what they find of every example, and say how far to trust it."""
+"""`evaluate`: put a model under attacks, keep what they find of every example, say how far to trust it."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def _check_labels(attacks: Mapping[str, Attack]) -> None:
         raise UsageError("there is no attack to run; choose a suite or give attacks")
     files = [slug(label) for label in attacks]
     if len(set(files)) < len(files):
-        raise UsageError(
-            f"labels {list(attacks)} would share files; wanted labels that differ in a letter or digit"
-        )
+        raise UsageError(f"labels {list(attacks)} would share files; wanted different letters or digits")
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ class EvaluationFolder:
                 raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
             if found:
                 raise UsageError(
-                    f"{self.path} holds another evaluation: {'; '.join(found)}. Choose another folder with --out."
+                    f"{self.path} holds another evaluation: {'; '.join(found)}. Choose another folder (--out)."
                 )
         else:
             write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())
@@ -71,7 +71,7 @@ class EvaluationFolder:
         save_tensors(self._state(label), tensors, {"seconds": seconds})
 
     def load_state(self, label: str) -> tuple[dict[str, Tensor], float] | None:
-        """The state of an attack under way; None where there is none, or a damaged one: it starts anew then."""
+        """The state of an attack under way, and its seconds; None where it is not there or damaged."""
         path = self._state(label)
         if not path.exists():
             return None

@@ -135,11 +135,18 @@ class Report:
         return {
             "n": self.n,
             "valid": self.valid,
-            "accuracy": {label: _plain(score, self.valid) for label, score in self.scores.items()},
+            "accuracy": {label: self._plain(label, score) for label, score in self.scores.items()},
             "attacks": {label: _spent(result) for label, result in self.results.items()},
             "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
             "about": dict(self.about),
         }
+
+    def _plain(self, label: str, score: Score) -> dict[str, Any]:
+        """An accuracy as numbers; one that a fatal flag makes meaningless has none."""
+        if not self.valid and label != "clean":
+            return {"valid": False, "reasons": [flag.name for flag in self.flags if flag.fatal]}
+        numbers = {"right": score.right, "n": score.n, "rate": score.rate}
+        return {"valid": True, **numbers, "interval": list(score.interval)}
 
     def lines(self) -> list[tuple[str, ...]]:
         """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
@@ -155,11 +162,6 @@ class Report:
             seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
             rows.append((label, text, f"{int(result.fooled.sum())}", mean, seconds))
         return rows
-
-
-def _plain(score: Score, valid: bool) -> dict[str, Any]:
-    low, high = score.interval
-    return {"valid": valid, "right": score.right, "n": score.n, "rate": score.rate, "interval": [low, high]}
 
 
 def _spent(result: AttackResult) -> dict[str, Any]:
