@@ -32,7 +32,8 @@ class Attack(ABC, Generic[S]):
     forwards: ClassVar[int] = 1
     """Forward passes a step."""
     looks_at_last: ClassVar[bool] = True
-    """Whether a lane that is done is due a last look at its `x_adv`, where no step has asked the model."""
+    """Whether a lane that is done is due a last look at its `x_adv`, where no step has asked the model. Else
+    the engine looks at the last point that was tried, moved into the ball, and this is no query."""
 
     @abstractmethod
     def attempts(self, num_classes: int) -> int:

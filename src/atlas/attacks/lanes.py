@@ -126,8 +126,8 @@ class Engine:
         self._fill()
 
     def outcome(self) -> Outcome:
-        a_step = self.attack.forwards
-        return self.ledger.outcome(a_step, self.attack.steps * a_step + self.attack.looks_at_last)
+        steps, forwards = self.attack.steps, self.attack.forwards
+        return self.ledger.outcome(steps, forwards, steps * forwards + self.attack.looks_at_last)
 
     def _fill(self) -> None:
         """Drop dead lanes and start waiting attempts, once there are enough of them to be worth it."""
@@ -197,15 +197,17 @@ class Engine:
                 others.live = others.live & self.ledger.matters(others.example, others.attempt)
 
     def _finish(self, lanes: Lanes, done: Tensor, step: Step) -> None:
-        """Lanes that are done await the last look at their points, or end where the model was asked last."""
+        """Lanes that are done await a look at where they end.
+
+        Where the attack is not due one, that is the point that it tried last, moved into the ball: it may lie
+        outside, where its answer says nothing about the example.
+        """
         ended = lanes.select(done)
         lanes.live = lanes.live.index_fill(0, done, False)
-        if self.attack.looks_at_last:
-            self.finishing.append(ended)
-        else:
+        if not self.attack.looks_at_last:
             x_adv = self.threat.project(step.x_tried[done], ended.state.x)
-            margins = margin(step.logits[done], ended.state.y)
-            self.ledger.withstood(ended.example, ended.attempt, x_adv, margins)
+            ended.state = replace(ended.state, x_adv=x_adv)
+        self.finishing.append(ended)
 
     def _look_at_last(self) -> None:
         """Ask the model at the last points, which a loop of steps never does, once they fill a batch."""

@@ -114,9 +114,10 @@ class Ledger:
         last = alive[attempt[alive] == self.attempts - 1]
         self.x_adv[example[last]] = x_adv[last]
 
-    def outcome(self, queries_a_step: int, queries_an_attempt: int) -> Outcome:
+    def outcome(self, steps: int, queries_a_step: int, queries_an_attempt: int) -> Outcome:
         attempt = torch.where(self.ended_by == NONE, SURVIVED, self.ended_by)
-        queries = attempt * queries_an_attempt + (self.step + 1) * queries_a_step
+        within = torch.where(self.step < steps, (self.step + 1) * queries_a_step, queries_an_attempt)
+        queries = attempt * queries_an_attempt + within
         queries = torch.where(attempt == SURVIVED, self.attempts * queries_an_attempt, queries)
         attempt = torch.where(self.wrong, CLEAN, torch.where(self.broken, BROKEN, attempt))
         queries = torch.where((attempt == CLEAN) | (attempt == BROKEN), 0, queries)

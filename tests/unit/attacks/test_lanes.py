@@ -200,6 +200,26 @@ def test_an_iterate_on_the_way_counts() -> None:
     assert end.item() == pytest.approx(0.9)
 
 
+@dataclass(frozen=True)
+class FarOff(PGD):
+    """An attack that only ever asks at white pixels, however far they are."""
+
+    looks_at_last: ClassVar[bool] = False
+
+    def advance(self, model: Model, state: ClimbState, threat: Threat) -> Step[ClimbState]:
+        white = torch.ones_like(state.x)
+        return Step(super().advance(model, state, threat).state, white, model(white))
+
+
+@pytest.mark.parametrize(("boundary", "verdict"), [(0.8, SURVIVED), (0.65, 0)])
+def test_what_was_tried_outside_the_ball_is_judged_inside(boundary: float, verdict: int) -> None:
+    found = one_pixel(lambda x: two_logits(x.flatten(1) - boundary), 0.5, FarOff(steps=3), Linf(0.2))
+    assert found.attempt.item() == verdict
+    assert found.x_adv.item() == pytest.approx(0.7)
+    assert found.margin.item() == pytest.approx(0.7 - boundary)
+    assert found.queries.item() == 3
+
+
 def fresh(x: Tensor, y: Tensor, rng: Rng) -> Fresh:
     return Fresh(x, y, rng, torch.zeros_like(y))
 
