@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -66,61 +67,75 @@ def evaluate(
         plan = planned(threat, suite, data.name, only=only, alone=alone, surrogates=surrogates, **rest)
     else:
         plan = Plan(threat, dict(attacks), **rest)
-    _check_labels(plan.attacks)
-    display = Display(shown=progress)
-    for label in plan.left_out:
-        display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
-    about = {"model": model_key or fingerprint(model), **about_data(data), **plan.table()}
-    place = None
-    if folder is not None:
-        place = EvaluationFolder(shard.folder(Path(folder)) if shard else Path(folder))
-    with ExitStack() as stack:
-        stack.enter_context(display)
-        stack.enter_context(locked(place.path) if place else nullcontext())
-        stack.enter_context(frozen(model))
-        if place:
-            place.claim(about)
-        requests, seconds = stack.enter_context(caught_signals()), place.times() if place else {}
-        work = _Work(plan, about, place, display, requests, save_images, seconds)
-        return work.run(model, data, batch_size, shard)
+    evaluation = Evaluation(model, data, plan, batch_size, save_images, model_key)
+    return evaluation.run(None if folder is None else Path(folder), shard=shard, progress=progress)
 
 
-def about_data(data: Images) -> dict[str, Any]:
-    return {"data": data.name, "data_hash": data.fingerprint(), "n": len(data)}
+@dataclass(frozen=True)
+class Evaluation:
+    """A model, images and a plan, ready to run."""
 
+    model: Model
+    data: Images
+    plan: Plan
+    batch_size: int = 256
+    save_images: bool = False
+    model_key: str | None = None
 
-def _check_labels(attacks: Mapping[str, Attack]) -> None:
-    if not attacks:
-        raise UsageError("there is no attack to run; choose a suite or give attacks")
-    files = [slug(label) for label in attacks]
-    if len(set(files)) < len(files):
-        raise UsageError(f"labels {list(attacks)} would share files; wanted different letters or digits")
+    def __post_init__(self) -> None:
+        files = [slug(label) for label in self.plan.attacks]
+        if not files:
+            raise UsageError("there is no attack to run; choose a suite or give attacks")
+        if len(set(files)) < len(files):
+            labels = list(self.plan.attacks)
+            raise UsageError(f"labels {labels} would share files; wanted different letters or digits")
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """All that decides the outcome, as plain data."""
+        data = {"data": self.data.name, "data_hash": self.data.fingerprint(), "n": len(self.data)}
+        return {"model": self.model_key or fingerprint(self.model), **data, **self.plan.table()}
+
+    def run(self, folder: Path | None = None, *, shard: Shard | None = None, progress: bool = True) -> Report:
+        display = Display(shown=progress)
+        for label in self.plan.left_out:
+            display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
+        place = None
+        if folder is not None:
+            place = EvaluationFolder(shard.folder(folder) if shard else folder)
+        with ExitStack() as stack:
+            stack.enter_context(display)
+            stack.enter_context(locked(place.path) if place else nullcontext())
+            stack.enter_context(frozen(self.model))
+            requests = stack.enter_context(caught_signals())
+            if place:
+                place.claim(self.about)
+            return _Work(self, place, display, requests, place.times() if place else {}).run(shard)
 
 
 @dataclass(frozen=True)
 class _Work:
-    """An evaluation in its folder, if it has one."""
+    """An evaluation under way, in its folder if it has one."""
 
-    plan: Plan
-    about: Mapping[str, Any]
+    evaluation: Evaluation
     place: EvaluationFolder | None
     display: Display
     requests: Requests
-    save_images: bool
     seconds: dict[str, float]
     """Of each attack that is over."""
 
-    def run(self, model: Model, data: Images, batch_size: int, shard: Shard | None) -> Report:
-        images = data.subset(shard.part) if shard else data
-        subject = Subject.of(model, images, self.plan, batch_size)
+    def run(self, shard: Shard | None) -> Report:
+        task, plan = self.evaluation, self.evaluation.plan
+        images = task.data.subset(shard.part) if shard else task.data
+        subject = Subject.of(task.model, images, plan, task.batch_size)
         right = subject.logits.argmax(1).eq(subject.y).cpu()
         results = self._attacked(subject, images.ids, right)
         flags = []
         if shard is None:
-            eot = self.plan.eot > 1
-            flags = probe(subject.model, subject.x, subject.y, self.plan.threat, rng=subject.rng, eot=eot)
-            flags += after([result.record() for result in results.values()])
-        report = Report(self.about, images.ids, images.y, right, results, flags, self.seconds)
+            flags = probe(
+                subject.model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1
+            ) + after([result.record() for result in results.values()])
+        report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds)
         if self.place:
             self.place.save_columns("clean", {"ids": images.ids, "y": images.y, "right": right})
             if shard is None:
@@ -130,9 +145,9 @@ class _Work:
     def _attacked(self, subject: Subject, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:
         results: dict[str, AttackResult] = {}
         tried = torch.ones_like(right)
-        for label, attack in self.plan.attacks.items():
+        for label, attack in subject.plan.attacks.items():
             results[label] = result = self._result(label, attack, subject, ids, tried)
-            if self.plan.standing:
+            if subject.plan.standing:
                 tried = tried & result.survived
         return results
 
@@ -150,7 +165,7 @@ class _Work:
         outcome = engine.outcome()
         result = AttackResult(*known, **columns_of(outcome)).spread(tried)
         if self.place:
-            if self.save_images:
+            if self.evaluation.save_images:
                 fooled = outcome.attempt.cpu() >= 0
                 self.place.save_images(label, ids[tried][fooled], outcome.x_adv.cpu()[fooled])
             self.place.note_time(label, self.seconds[label])

@@ -44,8 +44,9 @@ class EvaluationFolder:
             except (OSError, ValueError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
             if found:
+                what = "; ".join(found)
                 raise UsageError(
-                    f"{self.path} holds another evaluation: {'; '.join(found)}. Choose another folder (--out)."
+                    f"{self.path} holds another evaluation: {what}; choose another folder"
                 )
         else:
             write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())

@@ -1,0 +1,348 @@
+"""`evaluate`: the right verdicts, kept per example, the same however the work is divided or interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import FGSM, PGD, lanes
+from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED
+from atlas.checkpoint import load_tensors
+from atlas.data import Images
+from atlas.errors import Interrupted, LockError, UsageError
+from atlas.evaluation import Shard, course, evaluate, merge
+from atlas.evaluation.results import SKIPPED
+from atlas.rng import Rng
+from atlas.threat import L2, Linf
+
+COUNT = 97
+ATTACKS = {"FGSM": FGSM(relative_step=1.0), "PGD 2x6": PGD(steps=6, step_size=0.006, restarts=2, objective="margin")}
+THREAT = Linf(0.06)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 4))
+    with torch.no_grad():  # steep enough, and centred, for every verdict to occur
+        model[1].weight.mul_(6)
+        model[1].bias.copy_(-model[1].weight.sum(1) / 2)
+    return model
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    x = torch.rand(COUNT, 1, 3, 3, generator=torch.Generator().manual_seed(0))
+    y = net()(x).argmax(1)
+    y[::9] = (y[::9] + 1) % 4
+    return Images(x, y, 4, "noise", torch.arange(500, 500 + COUNT))
+
+
+def run(images: Any, model: Any = None, **options: Any) -> Any:
+    options.setdefault("attacks", ATTACKS)
+    return evaluate(model or net(), images, THREAT, progress=False, **options)
+
+
+def columns(report: Any) -> dict[str, list[float]]:
+    return {
+        f"{label} {name}": column.nan_to_num(nan=-99.0).tolist()
+        for label, result in report.results.items()
+        for name, column in result.columns().items()
+        if name != "margin"
+    }
+
+
+def test_it_agrees_with_the_engine_and_takes_the_worst_case_of_each_example(images: Images) -> None:
+    report = run(images)
+    rng = Rng.lanes(0, images.ids).fold("evaluation")
+    worst = torch.ones(COUNT, dtype=torch.bool)
+    for label, attack in ATTACKS.items():
+        outcome = lanes.run(attack, net(), images.x, images.y, THREAT, rng)
+        assert torch.equal(report.results[label].attempt, outcome.attempt)
+        assert torch.equal(report.right_under(label), outcome.robust)
+        assert report.score(label).right == int(outcome.robust.sum())
+        worst &= outcome.robust
+    assert torch.equal(report.robust, worst)
+    assert report.worst.right == int(worst.sum())
+    assert report.worst.right < min(report.score(label).right for label in ATTACKS), (
+        "the case tells them apart"
+    )
+    assert report.clean.right == COUNT - len(range(0, COUNT, 9))
+    assert list(report.scores) == ["clean", *ATTACKS, "worst case"]
+
+
+def test_robust_accuracy_of_a_linear_model_is_what_its_margins_say() -> None:
+    x = torch.linspace(0.2, 0.8, 40).view(40, 1, 1, 1)
+    y = (x.flatten() > 0.5).long()
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 2))
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[-1.0], [1.0]]))
+        model[1].bias.copy_(torch.tensor([0.52, -0.52]))  # the boundary is at 0.52: some are wrong at once
+    attacks = {"PGD": PGD(steps=10, restarts=2)}
+    report = evaluate(model, (x, y), Linf(0.1), attacks=attacks, progress=False)
+    distance = (x.flatten() - 0.52) * (2 * y - 1)
+    assert report.clean.right == int((distance > 0).sum())
+    assert report.worst.right == int((distance > 0.1).sum())
+    assert report.clean.n == report.worst.n == 40
+
+
+def test_a_chain_attacks_only_what_stands_and_ends_where_all_alone_end(images: Images) -> None:
+    both: Any = {"suite": "autoattack", "attacks": None, "only": ["apgd", "square"]}
+    chained = run(images, **both)
+    alone = run(images, alone=True, **both)
+    first, second = chained.results.values()
+    assert torch.equal(second.attempt == SKIPPED, ~first.survived)
+    assert second.margin[~first.survived].isnan().all()
+    assert torch.equal(chained.robust, alone.robust)
+    assert chained.score("Square").right == chained.worst.right
+    assert not (alone.results["Square"].attempt == SKIPPED).any()
+
+
+# --- the folder ---
+
+
+def test_the_folder_keeps_everything_per_example(images: Images, tmp_path: Path) -> None:
+    report = run(images, folder=tmp_path, save_images=True)
+    with np.load(tmp_path / "attack-pgd-2x6.npz", allow_pickle=False) as file:
+        found = {name: torch.from_numpy(file[name]) for name in file.files}
+    assert set(found) == {"attempt", "step", "margin", "queries"}
+    result = report.results["PGD 2x6"]
+    assert all(torch.equal(found[name], column) for name, column in result.columns().items())
+    tensors, _ = load_tensors(tmp_path / "images-pgd-2x6.safetensors")
+    assert torch.equal(tensors["ids"], images.ids[result.fooled])
+    assert (net()(tensors["x_adv"]).argmax(1) != images.y[result.fooled]).all()
+    assert THREAT.contains(tensors["x_adv"], images.x[result.fooled]).all()
+    with np.load(tmp_path / "clean.npz") as file:
+        assert file["ids"].tolist() == images.ids.tolist()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary == json.loads(json.dumps(report.summary()))
+    worst = summary["accuracy"]["worst case"]
+    assert (worst["n"], worst["right"]) == (COUNT, report.worst.right)
+    assert worst["interval"][0] < worst["rate"] < worst["interval"][1]
+    assert not list(tmp_path.glob("state-*"))
+
+
+def test_a_finished_attack_is_not_run_again(images: Images, tmp_path: Path) -> None:
+    first = run(images, folder=tmp_path)
+    model, asked = net(), list[int]()
+    model.register_forward_hook(lambda *_: asked.append(1))
+    assert columns(run(images, model, folder=tmp_path)) == columns(first)
+    again = len(asked)
+    asked.clear()
+    run(images, model)
+    assert again < len(asked), "the probes alone"
+
+
+def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGTERM) -> None:
+    """A signal during the step of this number, counted over all attacks."""
+    real, count = lanes.Engine.step, 0
+
+    def step(engine: lanes.Engine) -> None:
+        nonlocal count
+        real(engine)
+        count += 1
+        if count == steps:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(lanes.Engine, "step", step)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 6])
+@pytest.mark.parametrize("batch_size", [16, 256])
+def test_stopped_by_a_signal_it_goes_on_and_ends_the_same(
+    steps: int, batch_size: int, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(images, folder=whole, batch_size=batch_size)
+    with monkeypatch.context() as patch:
+        stop_after(steps, patch)
+        with pytest.raises(Interrupted) as stopped:
+            run(images, folder=parts, batch_size=batch_size)
+    assert stopped.value.exit_code == 143
+    assert list(parts.glob("state-*"))
+    run(images, folder=parts, batch_size=batch_size)
+    for path in whole.glob("*"):
+        if path.name not in ("timing.jsonl", "lock"):
+            assert (parts / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(course, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(course, "SAVE_SHARE", 1e9)
+    seen = list[int]()
+    real = lanes.Engine.step
+
+    def step(engine: lanes.Engine) -> None:
+        seen.append(len(list(tmp_path.glob("state-*"))))
+        real(engine)
+
+    monkeypatch.setattr(lanes.Engine, "step", step)
+    run(images, folder=tmp_path)
+    assert max(seen) == 1
+
+
+@pytest.mark.parametrize("name", ["attack-fgsm.npz", "state-fgsm.safetensors"])
+@pytest.mark.parametrize("spoil", [lambda b: b[: len(b) // 2], lambda b: b"no", lambda b: b[:-9] + b"x" * 9])
+def test_a_damaged_file_is_made_again(
+    name: str,
+    spoil: Callable[[bytes], bytes],
+    images: Images,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wanted = columns(run(images))
+    with monkeypatch.context() as patch:
+        stop_after(1 if name.startswith("state") else 5, patch)
+        with pytest.raises(Interrupted):
+            run(images, folder=tmp_path, batch_size=16)
+    path = tmp_path / name
+    if not path.exists():
+        run(images, folder=tmp_path)
+    path.write_bytes(spoil(path.read_bytes()))
+    assert columns(run(images, folder=tmp_path)) == wanted
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"n": 50}, {"attack_dtype": "bfloat16"}, {"attacks": {"FGSM": FGSM()}}]
+)
+def test_another_evaluation_in_the_folder_is_refused(change: Any, images: Images, tmp_path: Path) -> None:
+    run(images, folder=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(UsageError, match="holds another evaluation"):
+        run(images, folder=tmp_path, **change)
+    other = net()
+    with torch.no_grad():
+        other[3].bias.add_(1e-3)
+    with pytest.raises(UsageError, match="model"):
+        run(images, other, folder=tmp_path)
+    after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert {k: v for k, v in after.items() if k != "lock"} == {k: v for k, v in before.items() if k != "lock"}
+
+
+def test_two_at_a_time_in_one_folder_are_refused(images: Images, tmp_path: Path) -> None:
+    def model(x: Tensor) -> Tensor:
+        with pytest.raises(LockError):
+            run(images, folder=tmp_path)
+        return net()(x)  # type: ignore[no-any-return]
+
+    run(images.subset(slice(3)), model, folder=tmp_path, attacks={"FGSM": FGSM()})
+
+
+# --- the same, however the work is divided ---
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 7}, {"batch_size": 64}, {"batch_size": 500}])
+def test_batches_change_no_verdict(options: Any, images: Images) -> None:
+    assert columns(run(images, **options)) == columns(run(images))
+
+
+@pytest.mark.parametrize("of", [2, 3])
+def test_shards_make_the_whole(of: int, images: Images, tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    run(images, folder=one)
+    for index in range(of):
+        report = run(images, folder=many, shard=Shard(index, of))
+        assert report.ids.tolist() == images.ids[index::of].tolist()
+    merge(many, of, list(ATTACKS))
+    joined = run(images, folder=many)
+    assert columns(joined) == columns(run(images))
+    assert (many / "summary.json").read_bytes() == (one / "summary.json").read_bytes()
+
+
+def test_a_random_sample_is_by_the_seed(images: Images) -> None:
+    one, same, other = (run(images, n=20, random=True, seed=s, attacks={"a": FGSM()}).ids for s in (1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
+    assert run(images, n=20, attacks={"a": FGSM()}).ids.tolist() == images.ids[:20].tolist()
+
+
+# --- in lower precision, with randomness, with NaN ---
+
+
+def test_bfloat16_claims_nothing_that_float32_does_not_bear_out(images: Images) -> None:
+    report = run(images, attack_dtype="bfloat16")
+    exact = run(images)
+    assert abs(report.worst.right - exact.worst.right) <= 3
+    assert report.clean.right == exact.clean.right
+    for result in report.results.values():
+        assert (result.margin[result.fooled] > 0).all()
+
+
+def test_a_random_model_is_invalid_unless_it_is_averaged(images: Images) -> None:
+    steady = net()
+    generator = torch.Generator().manual_seed(0)
+
+    def shaky(x: Tensor) -> Tensor:
+        logits = steady(x)
+        return logits + 0.5 * torch.randn(logits.shape, generator=generator)  # type: ignore[no-any-return]
+
+    report = run(images, shaky)
+    assert "random" in [flag.name for flag in report.flags if flag.fatal]
+    assert not report.valid
+    assert [line[1] for line in report.lines()[1:]] == ["invalid"] * 3
+    assert report.summary()["accuracy"]["worst case"] == {"valid": False, "reasons": ["random"]}
+    assert run(images, shaky, eot=30).valid
+
+
+def test_a_model_that_breaks_is_invalid_and_its_examples_are_marked(images: Images) -> None:
+    steady = net()
+
+    def breaks(x: Tensor) -> Tensor:
+        logits = steady(x)
+        return logits / (x.flatten(1)[:, :1] < 0.97)  # type: ignore[no-any-return]
+
+    report = run(images, breaks)
+    assert not report.valid
+    assert (report.results["PGD 2x6"].attempt == BROKEN).any()
+    assert not report.robust[report.results["PGD 2x6"].attempt == BROKEN].any()
+
+
+# --- manners ---
+
+
+def test_the_model_and_the_images_come_back_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    model[1].bias.requires_grad_(False)
+    model[2].eval()
+    x, y = torch.rand(12, 1, 3, 3), torch.randint(4, (12,))
+    model(x).sum().backward()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    modes, pixels = [m.training for m in model.modules()], x.clone()
+    evaluate(model, (x, y), L2(0.3), attacks=ATTACKS, progress=False)
+    assert [m.training for m in model.modules()] == modes
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True, True, True]
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    for p, grad in zip(model.parameters(), grads, strict=True):
+        assert (p.grad is None) == (grad is None)
+        assert grad is None or torch.equal(p.grad, grad)  # type: ignore[arg-type]
+    assert torch.equal(x, pixels)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"attacks": {}}, "no attack"),
+        ({"attacks": {"a b": FGSM(), "a-b": PGD()}}, "share files"),
+        ({"n": 0}, "n is 0"),
+        ({"eot": 0}, "eot is 0"),
+        ({"attack_dtype": "float8"}, "unknown attack dtype"),
+        ({"attacks": None, "suite": "quik"}, "did you mean 'quick'"),
+        ({"attacks": None, "only": ["pdg"]}, "did you mean 'pgd'"),
+    ],
+)
+def test_wrong_wishes_are_refused(options: Any, words: str, images: Images) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(images, **options)
+
+
+def test_codes_of_verdicts_differ() -> None:
+    assert len({CLEAN, SURVIVED, BROKEN, SKIPPED}) == 4
