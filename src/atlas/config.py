@@ -52,6 +52,13 @@ def check_choices(value: Any) -> None:
             _parse(getattr(value, name), wanted, {}, f"{type(value).__name__}.{name}")
 
 
+def check_counts(**counts: int) -> None:
+    """Refuse a count, named by its keyword, that is not a whole number from 1."""
+    for name, count in counts.items():
+        if not (count >= 1 and count % 1 == 0):
+            raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+
+
 def _path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 

@@ -35,7 +35,7 @@ def check_pixels(x: Tensor) -> None:
         )
 
 
-def _per_example(scalars: Tensor, like: Tensor) -> Tensor:
+def per_example(scalars: Tensor, like: Tensor) -> Tensor:
     """[B] as [B, 1, ..., 1], to go with `like`."""
     return scalars.view(-1, *[1] * (like.dim() - 1))
 
@@ -95,7 +95,7 @@ class Linf(Threat):
 
     def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
         if isinstance(size, Tensor):
-            size = _per_example(size, x_adv)
+            size = per_example(size, x_adv)
         return x_adv + gradient.sign().mul_(size)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class L2(Threat):
         largest = flat.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(flat.dtype).tiny)
         direction = torch.nn.functional.normalize(flat / largest).view_as(gradient)
         if isinstance(size, Tensor):
-            size = _per_example(size, x_adv)
+            size = per_example(size, x_adv)
         return x_adv + direction.mul_(size)
 
     def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ class L2(Threat):
         edge = delta.sign().add_(1).div_(2)  # of the box, on the side to which each pixel moves
         room = edge.sub_(x).flatten(1).square_()
         shrink = self._shrink(delta.flatten(1).square(), room)
-        return delta.mul_(_per_example(shrink, x)).add_(x).clamp_(0, 1)
+        return delta.mul_(per_example(shrink, x)).add_(x).clamp_(0, 1)
 
     def _shrink(self, squares: Tensor, room: Tensor) -> Tensor:
         """The largest t <= 1 with sum_i min(t^2 squares_i, room_i) <= eps^2, [B].

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from atlas.config import (
     build,
     check_choices,
+    check_counts,
     differences,
     fingerprint,
     merge,
@@ -257,6 +258,13 @@ def test_fingerprint() -> None:
 def test_settings_are_validated_where_they_are_made(make: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, math.nan, math.inf])
+def test_check_counts_wants_whole_numbers_from_1(count: Any) -> None:
+    check_counts(steps=1, restarts=10**12)
+    with pytest.raises(UsageError, match=f"restarts is {count}; wanted a whole number from 1"):
+        check_counts(steps=1, restarts=count)
 
 
 def test_check_choices_reads_literal_fields_only() -> None:

@@ -11,7 +11,7 @@ from atlas.attacks.climb import Climb
 from atlas.attacks.frozen import Model
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.state import Fresh, State, Step
-from atlas.config import check_choices
+from atlas.config import check_choices, check_counts
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
 from atlas.rng import Rng
@@ -57,9 +57,7 @@ class PGD(Climb[ClimbState]):
             raise UsageError(
                 "KL has no gradient at x itself: start at 'uniform' or 'gaussian', not at 'clean'"
             )
-        for name, count in {"steps": self.steps, "restarts": self.restarts}.items():
-            if int(count) != count or count < 1:
-                raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+        check_counts(steps=self.steps, restarts=self.restarts)
         if self.step_size is not None and self.relative_step is not None:
             raise UsageError("got step_size (pixels) and relative_step (units of eps); give one of them")
         for size in (self.step_size, self.relative_step):
