@@ -1,14 +1,19 @@
-"""The gradient that white-box attacks climb."""
+"""The gradient that white-box attacks climb, and what to do where there is none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from atlas.attacks.finite import finite
 from atlas.attacks.frozen import Model
+from atlas.errors import UsageError
+
+if TYPE_CHECKING:
+    from atlas.attacks.attack import Attack
 
 
 def input_gradient(
@@ -20,3 +25,25 @@ def input_gradient(
         logits = model(x_adv)
         (gradient,) = torch.autograd.grad(objective(logits).sum(), x_adv)
     return logits.detach(), finite(gradient)
+
+
+def has_gradients(model: Model, x: Tensor) -> bool:
+    """Whether the model's outputs can be differentiated with respect to images such as x [B, ...]."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        total = model(x).sum()
+        return total.requires_grad and torch.autograd.grad(total, x, allow_unused=True)[0] is not None
+
+
+def check_gradients(model: Model, attack: Attack, x: Tensor) -> None:
+    """Refuse a white-box attack on a model without gradients. The model is asked once, at the first of x."""
+    if not attack.white_box or not len(x) or has_gradients(model, x[:1]):
+        return
+    from atlas.attacks import ATTACKS  # not above: the registry is made of attacks, and those import this
+
+    others = [name for name, kind in ATTACKS.items() if not kind.white_box]
+    raise UsageError(
+        f"{type(attack).__name__} needs gradients and the model gives none: its outputs do not follow from "
+        "the images by differentiable operations (an ONNX file, or no_grad or detach in forward); choose "
+        f"attacks that only ask: {', '.join(others)}"
+    )

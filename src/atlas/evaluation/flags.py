@@ -1,0 +1,159 @@
+"""Honesty checks: named flags that say why a number may be better than the model.
+
+`atlas.evaluation.probes` raises flags before an evaluation, from a few passes of the model; `after` raises
+them from what the attacks found. A fatal flag means that the accuracy must not be given as a plain number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+MEANINGS = {
+    "probabilities": "attacks want logits: a softmax hides gradients that are too small for floats, so "
+    "robust accuracy can come out too high; give the model without it",
+    "random": "every look at an image gives another answer, and one lucky look is no robustness; attack the "
+    "mean over the randomness (EOT)",
+    "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
+    "verdict belongs to an image; is BatchNorm in training mode?",
+    "constant": "there is nothing that an attack could change, and gradients are not probed",
+    "non-finite": "NaN and infinity pass for robustness, because no attack can climb them, so no accuracy "
+    "can be given",
+    "zero-gradients": "where the gradient vanishes, a gradient attack cannot start, whatever its budget",
+    "not-uphill": "the gradient does not point to where the model errs, as if it were masked, and gradient "
+    "attacks find less than there is",
+    "large-eps": "with the whole pixel box to move in every image can become one of another class; an "
+    "attack that fails there is broken, and so is the accuracy that it reports",
+    "one-step": "many small steps can do all that a large one does; that they find less is a sign of masked "
+    "gradients",
+    "black-box-stronger": "who sees the gradients can do all that a black box attack does; that they find "
+    "less is a sign of masked gradients or of too small a budget, and the worst case is likely lower still",
+    "still-gaining": "the search had not come to its end; more steps or restarts are likely to fool more",
+}
+"""What each flag means."""
+
+LEAST_IMAGES = 2
+"""One image can fall to chance: a random start, or a rounding error next to the boundary."""
+LEAST_SHARE = 0.01
+"""What a referee would call a difference: a point of accuracy."""
+LAST_PART = 0.25
+"""Of the steps or attempts. A search that has converged finds next to nothing there."""
+FEWEST_STEPS = 8
+"""Below that a quarter of the steps is one step, and says nothing of convergence."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Why a result is in doubt."""
+
+    name: str
+    """One of `MEANINGS`."""
+    fatal: bool
+    """Whether the result is invalid."""
+    message: str
+    """The evidence in numbers, and what it means."""
+
+
+def raised(name: str, evidence: str, *, fatal: bool = False) -> Flag:
+    """The flag of this name, with its meaning after the evidence."""
+    return Flag(name, fatal, f"{evidence}: {MEANINGS[name]}")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one attack did to each of the N examples of an evaluation; tensors are [N], on the CPU."""
+
+    name: str
+    white_box: bool
+    steps: int
+    attempts: int
+    tried: Tensor
+    """Which examples it was run on: an attack that comes later may be given only those still standing."""
+    attempt: Tensor
+    """Which attempt fooled it, from 0; else below 0."""
+    step: Tensor
+    """At which step of that attempt, from 0."""
+    broken: Tensor
+    """Where the model gave NaN or infinity."""
+
+    @property
+    def fooled(self) -> Tensor:
+        """Right until this attack, bool [N]."""
+        return self.attempt >= 0
+
+    @property
+    def late(self) -> Tensor:
+        """Fooled by the last quarter of the attempts, or in the last quarter of the steps of the only one."""
+        if self.attempts > 1:
+            return self.fooled & (self.attempt >= self.attempts - max(1, int(LAST_PART * self.attempts)))
+        return self.fooled & (self.step > (1 - LAST_PART) * self.steps) & (self.steps >= FEWEST_STEPS)
+
+
+def after(records: Sequence[Record]) -> list[Flag]:
+    """The flags that the outcomes of all attacks of an evaluation raise."""
+    checks = (_non_finite, _black_box_stronger, _one_step, _still_gaining)
+    return [flag for check in checks for flag in check(records)] if records else []
+
+
+def noticeable(count: int, n: int) -> bool:
+    return count >= max(LEAST_IMAGES, LEAST_SHARE * n)
+
+
+def _fooled(records: Sequence[Record]) -> Tensor:
+    """Fooled by any of them."""
+    return reduce(torch.logical_or, [record.fooled for record in records])
+
+
+def _non_finite(records: Sequence[Record]) -> list[Flag]:
+    broken = {r.name: int(r.broken.sum()) for r in records if r.broken.any()}
+    if not broken:
+        return []
+    n = len(records[0].tried)
+    counts = ", ".join(f"{count} of {n} images under {name}" for name, count in broken.items())
+    return [raised("non-finite", f"NaN or infinity met at {counts}", fatal=True)]
+
+
+def _black_box_stronger(records: Sequence[Record]) -> list[Flag]:
+    white = [r for r in records if r.white_box]
+    if not white:
+        return []
+    seen = reduce(torch.logical_or, [r.tried for r in white])
+    left = seen & ~_fooled(white)
+    flags = []
+    for record in records:
+        more, n = int((record.fooled & left).sum()), len(left)
+        if not record.white_box and noticeable(more, n):
+            text = f"{record.name} fools {more} of {n} images that every white-box attack left"
+            flags.append(raised("black-box-stronger", text))
+    return flags
+
+
+def _one_step(records: Sequence[Record]) -> list[Flag]:
+    white = [r for r in records if r.white_box]
+    many = [r for r in white if r.steps > 1]
+    flags = []
+    for one in (r for r in white if r.steps == 1 and many):
+        pairs = [(int((one.fooled & m.tried).sum()), int((m.fooled & one.tried).sum()), m) for m in many]
+        fooled, best, rival = min(pairs, key=lambda pair: pair[0] - pair[1])
+        if noticeable(fooled - best, len(one.tried)):
+            text = f"{one.name} fools {fooled} of {len(one.tried)} images in one step, {rival.name} {best}"
+            flags.append(raised("one-step", text))
+    return flags
+
+
+def _still_gaining(records: Sequence[Record]) -> list[Flag]:
+    """Late successes count where no other attack had its success early."""
+    flags = []
+    for record in records:
+        others = [r for r in records if r is not record]
+        early = reduce(torch.logical_or, [r.fooled & ~r.late for r in others], torch.zeros_like(record.tried))
+        late, n = int((record.late & ~early).sum()), len(record.tried)
+        if noticeable(late, n):
+            of = f"{record.attempts} attempts" if record.attempts > 1 else f"{record.steps} steps"
+            text = f"{record.name} fools {late} of {n} images only in the last quarter of its {of}"
+            flags.append(raised("still-gaining", text))
+    return flags

@@ -1,0 +1,189 @@
+"""Honesty checks before an evaluation: what a few passes of the model tell of its outputs and gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas.attacks import FGSM, PGD, Attack, Model, NotFinite, frozen, lanes
+from atlas.attacks.gradient import has_gradients, input_gradient
+from atlas.evaluation.flags import Flag, noticeable, raised
+from atlas.objectives import cross_entropy, margin
+from atlas.rng import Rng
+from atlas.threat import Linf, Threat
+
+POOL = 500
+"""Images among which those that the model gets right are looked for."""
+PROBES = 100
+"""Images that are probed: enough to see a tenth of them, and cheap next to any attack on a test set."""
+SUMS_TO_ONE = 1e-2
+"""How far from 1 probabilities may sum: bfloat16 keeps 8 bits. No logits do so at every image by chance."""
+SURE = 0.9
+"""The middle one of the largest outputs, above which outputs in [0, 1] look like sigmoids."""
+RANDOM = 1e-4
+"""Two passes of a batch may differ by this share of the spread of the logits. The same arithmetic gives the
+same bits on a CPU; sums in another order, as some kernels of a GPU have them, give 1e-6."""
+COMPANY = 0.02
+"""The same for the halves of a batch, for which other kernels may be chosen: bfloat16 keeps 8 bits."""
+ZERO_SHARE = 0.1
+"""Images whose gradient is exactly 0. Honest models have none, and a tenth moves any accuracy."""
+DOWN_SHARE, DOWN_SHARE_FATAL = 0.1, 0.5
+"""Images at which the gradient is no better than chance: none of honest models, 2 in 3 if it is noise."""
+LENGTHS = (1 / 3, 1 / 10, 1 / 30, 1 / 100)
+"""Of the steps that are to go up, in units of eps: any of them will do. At a kink a long step can fail where
+a short one goes up, and a quantiser with a straight-through gradient swallows short ones only."""
+CHANCES = 3
+"""Random steps that a step along the gradient has to beat at its length."""
+FLOAT_NOISE = 1e-5
+"""A rise below this share of the largest logit may be rounding."""
+LARGE_SHARE = 0.05
+"""Images that may stand with the whole pixel box to move in; of honest models' images none did."""
+LARGE_EPS = PGD(steps=20, relative_step=0.1, objective="margin", start_at="clean")
+"""From the image itself, because at this radius a random start alone fools."""
+ONE_STEP, MANY_STEPS = FGSM(objective="margin"), PGD(steps=20, objective="margin")
+
+
+@dataclass(frozen=True)
+class _Right:
+    """A model and images [B, ...] that it gets right."""
+
+    model: Model
+    x: Tensor
+    y: Tensor
+    threat: Threat
+    rng: Rng
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def fooled(self, attack: Attack, threat: Threat) -> int:
+        return len(self) - int(lanes.run(attack, self.model, self.x, self.y, threat, self.rng).robust.sum())
+
+
+def probe(
+    model: Model, x: Tensor, y: Tensor, threat: Threat, *, rng: Rng | None = None, eot: bool = False
+) -> list[Flag]:
+    """The flags that the model raises on these images before any attack.
+
+    Probed are up to 100 images that it gets right. With `eot` its randomness is averaged over and is no fatal
+    flaw. Of a model without gradients only the outputs are probed.
+    """
+    with frozen(model):
+        logits = lanes.ask(model, x[:POOL], PROBES)
+        finite, answers = logits.isfinite().all(1), logits.argmax(1)
+        flags = _outputs(logits[finite], int((~finite).sum()))
+        which = (finite & (answers == y[:POOL])).nonzero()[:PROBES, 0]
+        if not len(which):
+            return flags
+        rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
+        right = _Right(model, x[which], y[which], threat, rng)
+        unsteady = _unsteady(right, eot)
+        if _alike(answers) and not _alike(y[:POOL]):
+            return [*flags, *unsteady, raised("constant", f"all {len(answers)} images get the same answer")]
+        gradients = _gradients(right, bool(unsteady)) if has_gradients(model, x[:1]) else []
+        return flags + unsteady + gradients
+
+
+def _alike(classes: Tensor) -> bool:
+    return bool((classes == classes[0]).all())
+
+
+def _outputs(logits: Tensor, broken: int) -> list[Flag]:
+    flags, n = [], len(logits)
+    if broken:
+        text = f"the outputs are NaN or infinite at {broken} of {n + broken} clean images"
+        flags.append(raised("non-finite", text, fatal=True))
+    if n and logits.amin() >= 0 and logits.amax() <= 1 + SUMS_TO_ONE:
+        sums = bool((logits.sum(1) - 1).abs().amax() < SUMS_TO_ONE)
+        if sums or logits.amax(1).median() > SURE:
+            more = " and sum to 1" if sums else ""
+            text = f"the {logits.shape[1]} outputs at each of {n} images are in [0, 1]{more}"
+            flags.append(raised("probabilities", text))
+    return flags
+
+
+@torch.no_grad()
+def _unsteady(right: _Right, eot: bool) -> list[Flag]:
+    """Whether an image's outputs change from pass to pass or with its company."""
+    first, second = right.model(right.x), right.model(right.x)
+    spread = float((first.amax(1) - first.amin(1)).mean())
+    moved = float((second - first).abs().amax())
+    if moved > RANDOM * spread:
+        text = f"a second pass moves the outputs by up to {moved:.3g}, where classes are {spread:.3g} apart"
+        return [raised("random", text, fatal=not eot)]
+    halves = [right.model(part) for part in torch.split(right.x, (len(right) + 1) // 2)]
+    moved = float((torch.cat(halves) - first).abs().amax())
+    if moved > COMPANY * spread:
+        text = f"half the batch moves the outputs by up to {moved:.3g}, where classes are {spread:.3g} apart"
+        return [raised("batch-dependent", text, fatal=True)]
+    return []
+
+
+def _gradients(right: _Right, unsteady: bool) -> list[Flag]:
+    """What the gradients are good for. Outputs that are not steady would drown small differences."""
+    try:
+        _, uphill = input_gradient(right.model, right.x, lambda logits: margin(logits, right.y))
+        _, of_ce = input_gradient(right.model, right.x, lambda logits: cross_entropy(logits, right.y))
+        flags = _zero_gradients(uphill, of_ce) + _large_eps(right)
+        if unsteady or right.threat.eps == 0:
+            return flags
+        return flags + _not_uphill(right, uphill) + _one_step(right)
+    except NotFinite as error:
+        text = f"gradients are NaN or infinite at {int(error.lanes.sum())} of {len(error.lanes)} images"
+        return [raised("non-finite", text, fatal=True)]
+
+
+def _zero_gradients(of_margin: Tensor, of_ce: Tensor) -> list[Flag]:
+    for gradient, of, fatal in ((of_margin, "margin", True), (of_ce, "cross-entropy", False)):
+        zero, n = int((gradient.flatten(1) == 0).all(1).sum()), len(gradient)
+        if zero >= ZERO_SHARE * n:
+            text = f"the {of} has no gradient at all at {zero} of {n} images"
+            return [raised("zero-gradients", text, fatal=fatal)]
+    return []
+
+
+def _large_eps(right: _Right) -> list[Flag]:
+    """Balls of L-inf radius 1 and of L2 radius sqrt(pixels) both hold the whole pixel box.
+
+    So signs serve for either norm: a step of steepest L2 ascent is spent on pixels that are at the edge of
+    the box already, and stalls on honest models too.
+    """
+    left = len(right) - right.fooled(LARGE_EPS, Linf(1.0))
+    if left <= LARGE_SHARE * len(right):
+        return []
+    text = f"PGD on the margin leaves {left} of {len(right)} images right with an eps of the whole pixel box"
+    return [raised("large-eps", text, fatal=True)]
+
+
+@torch.no_grad()
+def _not_uphill(right: _Right, gradient: Tensor) -> list[Flag]:
+    """Steps along the gradient have to raise the margin, and by more than random steps do."""
+    x, y, n = right.x, right.y, len(right)
+    logits = right.model(x)
+    noise = FLOAT_NOISE * logits.abs().amax(1)
+
+    def rise(direction: Tensor, length: float) -> Tensor:
+        ball = right.threat.at(length * right.threat.eps)
+        moved = ball.project(ball.ascend(x, direction, ball.eps), x)
+        return margin(right.model(moved), y) - margin(logits, y)
+
+    up = (gradient.flatten(1) == 0).all(1)  # these are another flag's
+    directions = [right.rng.fold("chance", k).normal(x.shape[1:], x.dtype) for k in range(CHANCES)]
+    for length in LENGTHS:
+        chance = torch.stack([rise(direction, length) for direction in directions]).amax(0)
+        up = up | (rise(gradient, length) > chance.clamp_min(0) + noise)
+    down = n - int(up.sum())
+    if not (noticeable(down, n) and down >= DOWN_SHARE * n):
+        return []
+    text = f"at {down} of {n} images no step along the margin's gradient does better than random steps"
+    return [raised("not-uphill", text, fatal=down >= DOWN_SHARE_FATAL * n)]
+
+
+def _one_step(right: _Right) -> list[Flag]:
+    one, many = right.fooled(ONE_STEP, right.threat), right.fooled(MANY_STEPS, right.threat)
+    if not noticeable(one - many, len(right)):
+        return []
+    text = f"one step fools {one} of {len(right)} images, PGD with {MANY_STEPS.steps} steps {many}"
+    return [raised("one-step", text)]

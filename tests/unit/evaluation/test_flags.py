@@ -1,0 +1,215 @@
+"""Flags after an evaluation: from tables written by hand, and from real attacks on real models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from atlas.attacks import ATTACKS, FGSM, PGD, Attack, lanes
+from atlas.attacks.frozen import Model
+from atlas.data import load
+from atlas.evaluation.flags import MEANINGS, Flag, Record, after
+from atlas.models import build
+from atlas.rng import Rng
+from atlas.threat import Linf
+
+WONG = Path(__file__).parents[4] / "shared" / "models" / "wong_mnist_fgsm.safetensors"
+N = 400
+LEAST = 4
+"""1% of N."""
+STANDS = -2
+"""As the lanes engine notes an example that is not fooled."""
+
+
+def record(
+    name: str,
+    fooled: range | list[int],
+    *,
+    attempt: int = 0,
+    step: int = 0,
+    white_box: bool = True,
+    steps: int = 100,
+    attempts: int = 1,
+    tried: range = range(N),
+    broken: int = 0,
+) -> Record:
+    """An attack that fools these examples, all in the same attempt and step."""
+    attempted, at = torch.full((N,), STANDS), torch.full((N,), -1)
+    attempted[list(fooled)], at[list(fooled)] = attempt, step
+    mask = torch.zeros(N, dtype=torch.bool)
+    mask[list(tried)] = True
+    return Record(name, white_box, steps, attempts, mask, attempted, at, torch.arange(N) < broken)
+
+
+def names(flags: list[Flag]) -> list[str]:
+    return [flag.name for flag in flags]
+
+
+def square(fooled: range, **rest: int) -> Record:
+    return record("square", fooled, white_box=False, steps=5000, **rest)
+
+
+def test_an_evaluation_without_surprises_raises_nothing() -> None:
+    fgsm = record("fgsm", range(50), steps=1, step=1)
+    assert after([fgsm, record("pgd", range(100), step=20), square(range(90), step=300)]) == []
+    assert after([]) == []
+
+
+@pytest.mark.parametrize(("more", "wanted"), [(LEAST - 1, []), (LEAST, ["black-box-stronger"])])
+def test_black_box_stronger(more: int, wanted: list[str]) -> None:
+    """From 1% of the examples that no white-box attack fooled, whichever of them fooled the others."""
+    white = [record("pgd", range(100)), record("apgd", range(50, 120))]
+    flags = after([*white, square(range(20, 120 + more))])
+    assert names(flags) == wanted
+    assert not any(flag.fatal for flag in flags)
+    if flags:
+        assert flags[0].message.startswith(
+            f"square fools {more} of {N} images that every white-box attack left:"
+        )
+        assert flags[0].message.endswith(MEANINGS["black-box-stronger"])
+
+
+def test_black_box_stronger_needs_a_white_box_attack_that_tried() -> None:
+    assert after([square(range(200))]) == []
+    assert after([square(range(200)), record("pgd", [], tried=range(200, N))]) == []
+    assert names(after([record("pgd", []), square(range(10, 20))])) == ["black-box-stronger"]
+
+
+def test_one_image_is_never_enough() -> None:
+    few = slice(0, 50)
+
+    def cut(r: Record) -> Record:
+        return Record(
+            *(r.name, r.white_box, r.steps, r.attempts),
+            r.tried[few],
+            r.attempt[few],
+            r.step[few],
+            r.broken[few],
+        )
+
+    assert after([cut(record("pgd", [])), cut(square(range(1)))]) == []
+    assert names(after([cut(record("pgd", [])), cut(square(range(2)))])) == ["black-box-stronger"]
+
+
+@pytest.mark.parametrize(
+    ("step", "late"), [(0, False), (75, False), (76, True), (100, True)], ids=lambda v: str(v)
+)
+def test_still_gaining_by_steps(step: int, late: bool) -> None:
+    flags = after([record("pgd", range(LEAST), step=step)])
+    assert names(flags) == ["still-gaining"] * late
+    assert after([record("pgd", range(LEAST - 1), step=step)]) == []
+    if late:
+        assert (
+            f"pgd fools {LEAST} of {N} images only in the last quarter of its 100 steps:" in flags[0].message
+        )
+        assert not flags[0].fatal
+
+
+@pytest.mark.parametrize(
+    ("attempts", "attempt", "late"),
+    [(2, 0, False), (2, 1, True), (9, 6, False), (9, 7, True), (20, 14, False), (20, 15, True)],
+)
+def test_still_gaining_by_attempts(attempts: int, attempt: int, late: bool) -> None:
+    """Early or late in the attempt does not matter then: another attempt is another chance."""
+    for step in (1, 99):
+        flags = after([record("pgd", range(LEAST), step=step, attempt=attempt, attempts=attempts)])
+        assert names(flags) == ["still-gaining"] * late
+        if late:
+            assert f"of its {attempts} attempts:" in flags[0].message
+
+
+def test_a_late_success_that_another_attack_had_early_is_no_gain() -> None:
+    weak = record("pgd-20", range(50), steps=20, step=19)
+    assert after([weak, record("pgd-1000", range(60), steps=1000, step=100)]) == []
+    assert names(after([weak, record("pgd-1000", range(60), steps=1000, step=990)])) == ["still-gaining"] * 2
+
+
+def test_few_steps_say_nothing_of_convergence() -> None:
+    assert after([record("fgsm", range(50), steps=1, step=1)]) == []
+    assert after([record("pgd-4", range(50), steps=4, step=4)]) == []
+
+
+@pytest.mark.parametrize(("more", "wanted"), [(LEAST - 1, []), (LEAST, ["one-step"])])
+def test_one_step(more: int, wanted: list[str]) -> None:
+    many = [record("pgd", range(100)), record("apgd", range(90))]
+    flags = after([record("fgsm", range(100 + more), steps=1), *many])
+    assert names(flags) == wanted
+    if flags:
+        assert flags[0].message.startswith(f"fgsm fools {100 + more} of {N} images in one step, pgd 100:")
+        assert not flags[0].fatal
+
+
+def test_one_step_is_compared_where_both_were_tried() -> None:
+    """In a suite in which each attack gets what the ones before have left."""
+    first, rest = record("fgsm", range(100), steps=1), record("pgd", range(100, 120), tried=range(100, N))
+    assert after([first, rest]) == []
+    assert after([first]) == []
+
+
+def test_non_finite_is_fatal() -> None:
+    (flag,) = after([record("pgd", []), record("apgd", [], broken=1)])
+    assert (flag.name, flag.fatal) == ("non-finite", True)
+    assert f"1 of {N} images under apgd" in flag.message
+
+
+def run(model: Model, x: Tensor, y: Tensor, attacks: dict[str, Attack], eps: float) -> list[Record]:
+    records = []
+    for name, attack in attacks.items():
+        found = lanes.run(attack, model, x, y, Linf(eps), Rng.batch(len(x)))
+        known = (name, attack.white_box, attack.steps, attack.attempts(10))
+        records.append(
+            Record(*known, torch.ones(len(x), dtype=torch.bool), found.attempt, found.step, found.broken)
+        )
+    return records
+
+
+def linear() -> tuple[Model, Tensor, Tensor]:
+    """A linear model, and images at known distances from its boundary."""
+    x = torch.rand(300, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    w = torch.randn(16, 10, generator=torch.Generator().manual_seed(1))
+
+    def model(images: Tensor) -> Tensor:
+        return images.flatten(1) @ w
+
+    return model, x, model(x).argmax(1)
+
+
+def test_real_attacks_on_an_honest_model_raise_nothing() -> None:
+    attacks = {"fgsm": FGSM(), "pgd": PGD(steps=40), "margin": PGD(steps=40, objective="margin", restarts=4)}
+    records = run(*linear(), attacks, eps=0.05)
+    assert 100 < int(records[-1].fooled.sum()) < 290
+    assert after(records) == []
+
+
+def test_real_attacks_on_a_masked_model_raise_one_step() -> None:
+    """Fine waves make PGD walk at random inside the ball, where FGSM jumps to a corner of it."""
+    model, x, y = linear()
+
+    def masked(images: Tensor) -> Tensor:
+        return model(images + 0.02 * torch.sin(2000 * images))
+
+    right = masked(x).argmax(1) == y
+    attacks: dict[str, Attack] = {"fgsm": FGSM(objective="margin"), "pgd": PGD(steps=40, objective="margin")}
+    assert "one-step" in names(after(run(masked, x[right], y[right], attacks, eps=0.2)))
+
+
+def test_too_few_steps_raise_still_gaining() -> None:
+    """40 steps of eps / 40 arrive at the edge of the ball in the last step, and not before."""
+    attacks: dict[str, Attack] = {"pgd": PGD(steps=40, relative_step=1 / 40, start_at="clean")}
+    assert names(after(run(*linear(), attacks, eps=0.05))) == ["still-gaining"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not WONG.exists(), reason=f"the published weights {WONG.name} are not here")
+def test_square_beats_the_white_box_attacks_on_published_weights(data_root: Path) -> None:
+    """A true case of masked gradients: the original AutoAttack's Square gains 2.8 points there."""
+    test = load("mnist", train=False, root=data_root)
+    model = build("cnn-small").eval()
+    model.load_state_dict(load_file(WONG))
+    attacks = {"pgd": PGD(steps=100, objective="margin", restarts=4), "square": ATTACKS["square"]()}
+    records = run(model, test.pixels(slice(0, 300)), test.y[:300], attacks, eps=0.3)
+    assert "black-box-stronger" in names(after(records))
