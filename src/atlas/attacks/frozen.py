@@ -19,16 +19,21 @@ def frozen(model: Model, mode: BatchNormMode = "eval") -> Iterator[None]:
 
     Frozen weights make a backward pass input-only, half the work of a full one. In "train" mode
     BatchNorm uses the statistics of the batch; its running ones are put back, because the images that
-    an attack passes through are not the ones that are trained on.
+    an attack passes through are not the ones that are trained on. So is every other buffer: a module may
+    count or average in any mode, and one by `torch.export` keeps the mode in which it was exported.
     """
     if not isinstance(model, nn.Module):
         yield
         return
     modes = [(module, module.training) for module in model.modules()]
     trainable = [p for p in model.parameters() if p.requires_grad]
-    buffers = [(b, b.clone()) for b in model.buffers()] if mode == "train" else []
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
-        model.train(mode == "train")
+        _switch(model, mode == "train")
         for p in trainable:
             p.requires_grad_(False)
         yield
@@ -37,6 +42,24 @@ def frozen(model: Model, mode: BatchNormMode = "eval") -> Iterator[None]:
             p.requires_grad_(True)
         for module, training in modes:
             module.training = training
-        with torch.no_grad():
-            for b, before in buffers:
-                b.copy_(before)
+        for module, name, buffer, before in buffers:
+            _restore(module, name, buffer, before)
+
+
+def _switch(model: nn.Module, training: bool) -> None:
+    """`model.train(training)`, past modules by `torch.export`, which refuse it."""
+    try:
+        model.train(training)
+    except NotImplementedError:
+        model.training = training
+        for child in model.children():
+            _switch(child, training)
+
+
+@torch.no_grad()
+def _restore(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
+    if getattr(module, name) is not buffer:
+        setattr(module, name, buffer)
+    # Not if it is the same: a graph that the caller is going to go back through may hold the buffer.
+    if not torch.equal(buffer, before):
+        buffer.copy_(before)

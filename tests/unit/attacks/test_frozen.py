@@ -148,3 +148,66 @@ def test_any_callable_can_be_attacked() -> None:
     function: Callable[[Tensor], Tensor] = double
     with frozen(function):
         assert function(torch.ones(1)).item() == 2
+
+
+def exported(net: nn.Module) -> nn.Module:
+    batch = {0: torch.export.Dim("batch")}
+    return torch.export.export(net, (torch.rand(8, 1, 4, 4),), dynamic_shapes=(batch,)).module()
+
+
+@each_mode
+@pytest.mark.parametrize("training", [False, True], ids=["exported in eval", "exported in train"])
+def test_a_module_by_export_that_refuses_modes(mode: BatchNormMode, training: bool) -> None:
+    """It stays in the mode of its export; what that changes is put back, as are the modes around it."""
+    core = exported(model().train(training))
+    with pytest.raises(NotImplementedError):
+        core.eval()
+    net = nn.Sequential(nn.Dropout(0.5), core, nn.BatchNorm1d(3))
+    net[2].eval()
+    before = snapshot(net)
+    with frozen(net, mode):
+        assert {m.training for m in net.modules()} == {mode == "train"}
+        net(torch.rand(8, 1, 4, 4) * 9)
+        assert not any(p.requires_grad for p in net.parameters())
+        now = snapshot(net)["values"]
+        moved = [k for k, v in before["values"].items() if k.startswith("1.") and not torch.equal(v, now[k])]
+        assert bool(moved) == training, "the case is to exercise the buffers"
+    assert_same(before, snapshot(net))
+    x_adv = PGD(steps=2).craft(
+        core, torch.rand(8, 1, 4, 4), torch.zeros(8).long(), Linf(0.1), Rng.batch(8), mode
+    )
+    assert x_adv.shape == (8, 1, 4, 4)
+    assert_same(before, snapshot(net))
+
+
+class Counts(nn.Module):
+    """Counts its passes in any mode: in place, and in a buffer that it puts a new tensor into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean().detach()
+        return x.flatten(1)
+
+
+@each_mode
+def test_buffers_that_change_in_any_mode(mode: BatchNormMode) -> None:
+    net = Counts()
+    buffers = list(net.buffers())
+    with frozen(net, mode):
+        net(torch.rand(2, 3))
+        assert [float(b) != 0 for b in net.buffers()] == [True, True]
+    assert all(now is before for now, before in zip(net.buffers(), buffers, strict=True))
+    assert [float(b) for b in net.buffers()] == [0, 0]
+
+
+def test_a_graph_that_holds_the_buffers_can_still_be_gone_back_through() -> None:
+    net, x = model().eval(), torch.rand(8, 1, 4, 4)
+    loss = net(x).sum()
+    PGD(steps=2).craft(net, x, torch.zeros(8, dtype=torch.int64), Linf(0.1), Rng.batch(8))
+    loss.backward()
+    assert net[5].weight.grad is not None
