@@ -1,0 +1,67 @@
+"""Forms of a model to search with: the same answers and gradients, up to their precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks.forms import FoldedConv, averaged, searched
+from atlas.attacks.frozen import frozen
+from atlas.models import build
+
+
+def logits_and_gradient(model: object, x: Tensor) -> tuple[Tensor, Tensor]:
+    x = x.clone().requires_grad_()
+    logits = model(x)  # type: ignore[operator]
+    (gradient,) = torch.autograd.grad(logits.square().sum(), x)
+    return logits.detach(), gradient
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(4, 2, 1), (5, 1, 2), (3, 2, 0), (3, (1, 2), (2, 0))]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_folded_gradient_is_the_gradient(
+    kernel: int, stride: int | tuple[int, int], padding: int | tuple[int, int], bias: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, kernel, stride, padding, bias=bias), nn.ReLU(), nn.Conv2d(6, 2, 3), nn.Flatten()
+    ).double()
+    x = torch.rand(5, 1, 9, 11, dtype=torch.float64)
+    fast = searched(model, "float32")
+    assert isinstance(fast[0], FoldedConv)  # type: ignore[index]
+    assert type(model[0]) is nn.Conv2d, "the model itself is left alone"
+    for wanted, found in zip(logits_and_gradient(model, x), logits_and_gradient(fast, x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(3, 4, 3), nn.Conv2d(1, 4, 3, padding="same"), nn.Conv2d(1, 4, 3, padding_mode="circular")],
+    ids=str,
+)
+def test_other_layers_are_left_as_they_are(layer: nn.Conv2d) -> None:
+    model = nn.Sequential(layer, nn.Flatten())
+    assert searched(model, "float32") is model
+
+
+def test_bfloat16_is_near_and_leaves_the_model_in_float32() -> None:
+    model = build("cnn-small", seed=3).eval()
+    x = torch.rand(8, 1, 28, 28)
+    with frozen(model):
+        fast = searched(model, "bfloat16")
+        wanted, found = logits_and_gradient(model, x), logits_and_gradient(fast, x)
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in model.parameters())
+    for one, other in zip(wanted, found, strict=True):
+        assert other.dtype == torch.float32
+        cosine = torch.nn.functional.cosine_similarity(one.flatten(1), other.flatten(1))
+        assert (cosine > 0.97).all()
+        assert not torch.equal(one, other)
+
+
+def test_the_mean_of_many_looks() -> None:
+    numbers = iter([1.0, 2.0, 6.0, 7.0])
+    model = averaged(lambda x: x * next(numbers), 3)
+    assert model(torch.ones(2, 2)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
