@@ -95,6 +95,13 @@ class Rng:
         counter = torch.arange(1, count + 1, device=self.key.device).mul_(_GAMMA)
         return _mix(self.key[:, None] + counter).view(len(self), *shape)
 
+    def elements(self, index: Tensor) -> Tensor:
+        """64 random bits each: the elements of the streams with these numbers, int64 [B, n].
+
+        Element i is what `bits` gives at i, whoever asks for how many: for draws that come one at a time.
+        """
+        return _mix((index + 1).mul_(_GAMMA).add_(self.key[:, None]))
+
     def uniform(
         self,
         shape: Sequence[int],

@@ -61,6 +61,16 @@ def test_bits_are_splitmix64(key: int, count: int) -> None:
     assert unsigned(Rng(torch.tensor([key])).bits((count,))) == expected
 
 
+def test_elements_are_those_of_bits() -> None:
+    """Any of them, for each lane its own, and the index stays as it was."""
+    rng, index = Rng.batch(4, seed=3), torch.tensor([[0, 7], [2, 2], [9, 1], [5, 0]])
+    before = index.clone()
+    assert torch.equal(rng.elements(index), rng.bits((10,)).gather(1, index))
+    assert torch.equal(index, before)
+    far = rng.elements(torch.full((4, 1), 1 << 40))
+    assert unsigned(far) == [mixed((key + ((1 << 40) + 1) * GAMMA) & MASK) for key in unsigned(rng.key)]
+
+
 @given(key=int64, words=st.lists(st.one_of(st.integers(-(1 << 70), 1 << 70), st.text()), max_size=4))
 def test_fold_in_plain_integers(key: int, words: list[int | str]) -> None:
     assert unsigned(Rng(torch.tensor([key])).fold(*words).key) == [folded(key & MASK, *words)]
