@@ -1,0 +1,115 @@
+"""FAB-T, the targeted fast adaptive boundary attack (Croce and Hein 2020), as AutoAttack runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atlas.attacks.attack import Attack
+from atlas.attacks.frozen import Model
+from atlas.attacks.gradient import input_gradient
+from atlas.attacks.hyperplane import shortest_steps
+from atlas.attacks.state import Fresh, State, Step
+from atlas.errors import UsageError
+from atlas.objectives import targeted_margin
+from atlas.rng import Rng
+from atlas.threat import L2, Linf, Threat
+
+SHORTEST = 1e-8
+"""Steps count as at least so long when two of them are weighed, so that 0 / 0 is not met."""
+
+
+@dataclass(frozen=True)
+class FABState(State):
+    """Lanes on their way to a boundary."""
+
+    target: Tensor
+    """The class beyond the boundary, int64 [B]."""
+
+
+@dataclass(frozen=True)
+class TargetedFAB(Attack[FABState]):
+    """Walk to the boundary between y and a target class t, and along it to the point nearest to x.
+
+    At the current point x' the boundary, where h = f_t - f_y is 0, is taken for the hyperplane
+    h(x') + grad h(x').(z - x') = 0. With d and d_0 the shortest steps to it, within the box, from x' and x,
+
+        x' <- clip((1 - a) (x' + eta d) + a (x + eta d_0)),   a = min(|d| / (|d| + |d_0|), alpha_max),
+
+    and then, if the model is wrong there, x' <- x + beta (x' - x). eta > 1 leads beyond the boundary, a draws
+    x' towards x. Attempts take the likeliest wrong classes at x for targets, one after the other, from x;
+    with restarts, again from random points at half the radius.
+
+    The points roam the whole box: what counts is a misclassified one, of whatever class, in the ball. A
+    step asks the model twice, the first time for a gradient. The original takes the gap to the hyperplane
+    as the difference of two large numbers, w.x - b; we take it from h(x') itself.
+    """
+
+    targets: int = 9
+    steps: int = 100
+    restarts: int = 1
+    alpha_max: float = 0.1
+    eta: float = 1.05
+    beta: float = 0.9
+    threats: ClassVar[tuple[type[Threat], ...]] = (Linf, L2)
+    forwards: ClassVar[int] = 2
+    looks_at_last: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for name in ("targets", "steps", "restarts"):
+            count = getattr(self, name)
+            if int(count) != count or count < 1:
+                raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+        for name in ("alpha_max", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"{name} is {getattr(self, name)}; wanted a number from 0 to 1")
+        if not 1 <= self.eta < float("inf"):
+            raise UsageError(f"eta is {self.eta}; wanted a number from 1, to reach the boundary")
+
+    def attempts(self, num_classes: int) -> int:
+        return min(self.targets, num_classes - 1) * self.restarts
+
+    def start(self, model: Model, fresh: Fresh, threat: Threat) -> FABState:
+        wrong = fresh.clean_logits(model).scatter(1, fresh.y[:, None], -torch.inf)
+        likeliest = wrong.topk(min(self.targets, wrong.shape[1] - 1)).indices
+        rank, restart = fresh.attempt % likeliest.shape[1], fresh.attempt // likeliest.shape[1]
+        target = likeliest.gather(1, rank[:, None])[:, 0]
+        x_adv = fresh.x.clone()
+        again = (restart > 0).nonzero()[:, 0]
+        if len(again):
+            x_adv[again] = _half_way(fresh.x[again], threat, fresh.rng[again])
+        return FABState(fresh.x, fresh.y, x_adv, fresh.no_steps(), target)
+
+    def advance(self, model: Model, state: FABState, threat: Threat) -> Step[FABState]:
+        def height(logits: Tensor) -> Tensor:
+            return targeted_margin(logits, state.y, state.target)
+
+        logits, gradient = input_gradient(model, state.x_adv, height)
+        x_new = self._move(state, threat, height(logits), gradient)
+        with torch.no_grad():
+            logits_new = model(x_new)
+        back = torch.where(logits_new.argmax(1) == state.y, 1.0, self.beta).to(x_new.dtype)
+        x_adv = torch.lerp(state.x.flatten(1), x_new.flatten(1), back[:, None]).view_as(x_new)
+        return Step(replace(state, x_adv=x_adv, step=state.step + 1), x_new, logits_new)
+
+    def _move(self, state: FABState, threat: Threat, height: Tensor, gradient: Tensor) -> Tensor:
+        """The next point, by the hyperplane height + gradient.(z - x') = 0."""
+        points = torch.stack([state.x_adv, state.x], 1).flatten(2)
+        w = gradient.flatten(1)
+        height_at_x = height - torch.linalg.vecdot(w, points[:, 0] - points[:, 1])
+        d, lengths = shortest_steps(threat, points, w, -torch.stack([height, height_at_x], 1))
+        lengths = lengths.clamp_min(SHORTEST)
+        a = (lengths[:, :1] / lengths.sum(1, keepdim=True)).clamp_max(self.alpha_max)
+        ends = points.add_(d, alpha=self.eta)
+        return torch.lerp(ends[:, 0], ends[:, 1], a).clamp_(0, 1).view_as(state.x)
+
+
+def _half_way(x: Tensor, threat: Threat, rng: Rng) -> Tensor:
+    """Random points at half the radius, cut by the box."""
+    noise = threat.noise(x, rng)
+    length = threat.distance(noise, torch.zeros_like(noise))[:, None]
+    unit = noise.flatten(1).div_(length.clamp_min_(torch.finfo(x.dtype).tiny))
+    return unit.mul_(threat.eps / 2).view_as(x).add_(x).clamp_(0, 1)
