@@ -13,7 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Climb, Fresh, lanes
+from atlas.attacks import (
+    APGD,
+    ATTACKS,
+    FGSM,
+    PGD,
+    Attack,
+    Climb,
+    Fresh,
+    Square,
+    TargetedAPGD,
+    TargetedFAB,
+    lanes,
+)
 from atlas.config import build, table_of
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -33,6 +45,10 @@ ROWS: dict[str, list[Attack]] = {
         PGD(steps=3, objective="kl", start_at="gaussian"),
         PGD(steps=3, decay=True, clip_start=False),
     ],
+    "apgd": [APGD(steps=5), APGD("dlr", steps=7, restarts=2)],
+    "apgd-t": [TargetedAPGD(steps=5), TargetedAPGD(targets=2, steps=7, restarts=2)],
+    "fab-t": [TargetedFAB(targets=3, steps=4), TargetedFAB(targets=1, steps=2, restarts=2)],
+    "square": [Square(queries=15), Square(queries=6, p=0.3, restarts=2, loss="ce")],
 }
 CASES = [attack for row in ROWS.values() for attack in row]
 CLIMBING = [attack for attack in CASES if isinstance(attack, Climb)]

@@ -1,20 +1,30 @@
 """Attacks, as values: ``PGD(steps=20, step_size=0.01)(model, x, y, Linf(0.3))`` gives x_adv."""
 
+from atlas.attacks.apgd import APGD, TargetedAPGD
 from atlas.attacks.attack import Attack
 from atlas.attacks.climb import Climb
+from atlas.attacks.fab import TargetedFAB
 from atlas.attacks.finite import NotFinite
 from atlas.attacks.frozen import BatchNormMode, Model, frozen
 from atlas.attacks.lanes import run
 from atlas.attacks.ledger import Outcome
 from atlas.attacks.pgd import FGSM, PGD
+from atlas.attacks.square import Square
 from atlas.attacks.state import Fresh, State, Step
 
 CLIMBS: dict[str, type[Climb]] = {"fgsm": FGSM, "pgd": PGD}
 """The attacks that training can use, by their names in a configuration."""
-ATTACKS: dict[str, type[Attack]] = {**CLIMBS}
+ATTACKS: dict[str, type[Attack]] = {
+    **CLIMBS,
+    "apgd": APGD,
+    "apgd-t": TargetedAPGD,
+    "fab-t": TargetedFAB,
+    "square": Square,
+}
 """Every attack by its name in a configuration."""
 
 __all__ = [
+    "APGD",
     "ATTACKS",
     "CLIMBS",
     "FGSM",
@@ -26,8 +36,11 @@ __all__ = [
     "Model",
     "NotFinite",
     "Outcome",
+    "Square",
     "State",
     "Step",
+    "TargetedAPGD",
+    "TargetedFAB",
     "frozen",
     "run",
 ]
