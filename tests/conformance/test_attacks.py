@@ -21,9 +21,12 @@ from atlas.attacks import (
     Attack,
     Climb,
     Fresh,
+    MultiTargeted,
+    RayS,
     Square,
     TargetedAPGD,
     TargetedFAB,
+    Untargeted,
     lanes,
 )
 from atlas.config import build, table_of
@@ -49,6 +52,12 @@ ROWS: dict[str, list[Attack]] = {
     "apgd-t": [TargetedAPGD(steps=5), TargetedAPGD(targets=2, steps=7, restarts=2)],
     "fab-t": [TargetedFAB(targets=3, steps=4), TargetedFAB(targets=1, steps=2, restarts=2)],
     "square": [Square(queries=15), Square(queries=6, p=0.3, restarts=2, loss="ce")],
+    "un-t": [Untargeted(steps=4, restarts=2), Untargeted(steps=3, restarts=1, optimizer="adam", decay=False)],
+    "multi-t": [
+        MultiTargeted(steps=2, restarts=1),
+        MultiTargeted(steps=2, restarts=2, optimizer="adam", step_size=0.05),
+    ],
+    "rays": [RayS(queries=60)],
 }
 CASES = [attack for row in ROWS.values() for attack in row]
 CLIMBING = [attack for attack in CASES if isinstance(attack, Climb)]

@@ -8,9 +8,12 @@ from atlas.attacks.finite import NotFinite
 from atlas.attacks.frozen import BatchNormMode, Model, frozen
 from atlas.attacks.lanes import run
 from atlas.attacks.ledger import Outcome
+from atlas.attacks.margin import MultiTargeted, Untargeted
 from atlas.attacks.pgd import FGSM, PGD
+from atlas.attacks.rays import RayS
 from atlas.attacks.square import Square
 from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.transfer import Transfer
 
 CLIMBS: dict[str, type[Climb]] = {"fgsm": FGSM, "pgd": PGD}
 """The attacks that training can use, by their names in a configuration."""
@@ -20,8 +23,11 @@ ATTACKS: dict[str, type[Attack]] = {
     "apgd-t": TargetedAPGD,
     "fab-t": TargetedFAB,
     "square": Square,
+    "un-t": Untargeted,
+    "multi-t": MultiTargeted,
+    "rays": RayS,
 }
-"""Every attack by its name in a configuration."""
+"""Every attack by its name in a configuration; `Transfer` is made of models, which have none."""
 
 __all__ = [
     "APGD",
@@ -34,13 +40,17 @@ __all__ = [
     "Climb",
     "Fresh",
     "Model",
+    "MultiTargeted",
     "NotFinite",
     "Outcome",
+    "RayS",
     "Square",
     "State",
     "Step",
     "TargetedAPGD",
     "TargetedFAB",
+    "Transfer",
+    "Untargeted",
     "frozen",
     "run",
 ]

@@ -1,0 +1,96 @@
+"""Black box by transfer: adversaries made on other models, tried on this one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from atlas.attacks.attack import Attack
+from atlas.attacks.finite import NotFinite
+from atlas.attacks.frozen import Model, frozen
+from atlas.attacks.pgd import PGD, ClimbState
+from atlas.attacks.state import Fresh, Step
+from atlas.errors import NumericError, UsageError
+from atlas.threat import Threat
+
+
+@dataclass(frozen=True)
+class TransferState(ClimbState):
+    """Lanes of a climb on a surrogate."""
+
+    surrogate: Tensor = field(kw_only=True)
+    """Which of the surrogates, int64 [B]."""
+
+
+@dataclass(frozen=True)
+class Transfer(Attack[TransferState]):
+    """`attack` climbs the loss of a surrogate, and the target is asked once, where the climb ends (App. B).
+
+    Attempts go to the surrogates in turn, so one for each with an attack of one restart; an example is fooled
+    if any of them ends in an error of the target. The iterates on the way are not shown to the target: with
+    1000 looks and leave to stop at the first error this would be a query attack with the surrogate as its
+    guide, stronger than the paper's, whose adversary hands in one image. So the steps' own answers claim
+    nothing, and the verdict is the engine's last look.
+
+    Surrogates are modules or functions from images to logits. A module is frozen during each step and is
+    as it was after it. Because they are objects, no table of a configuration names this attack.
+    """
+
+    surrogates: tuple[Model, ...]
+    attack: PGD = PGD(steps=1000, step_size=0.01)
+    white_box: ClassVar[bool] = False
+    forwards: ClassVar[int] = 0
+
+    def __post_init__(self) -> None:
+        given: object = self.surrogates
+        if not isinstance(given, tuple) or not given or not all(map(callable, given)):
+            wanted = "wanted a tuple of models, at least one: (surrogate,)"
+            raise UsageError(f"surrogates is a {type(given).__name__}; {wanted}")
+
+    @property
+    def steps(self) -> int:  # type: ignore[override]
+        return self.attack.steps
+
+    def attempts(self, num_classes: int) -> int:
+        return len(self.surrogates) * self.attack.attempts(num_classes)
+
+    def start(self, model: Model, fresh: Fresh, threat: Threat) -> TransferState:
+        restart, which = fresh.attempt // len(self.surrogates), fresh.attempt % len(self.surrogates)
+        # The logits at hand are the target's, which the climb is not to see.
+        fresh = replace(fresh, attempt=restart, logits=None)
+        climb = self.attack.start(self._surrogate(which), fresh, threat)
+        return TransferState(**climb.tensors(), surrogate=which)
+
+    def advance(self, model: Model, state: TransferState, threat: Threat) -> Step[TransferState]:
+        try:
+            after, x_tried, logits = self.attack.advance(self._surrogate(state.surrogate), state, threat)
+        except NotFinite as error:
+            bad = sorted(set(state.surrogate[error.lanes].tolist()))
+            raise NumericError(
+                f"surrogates {bad} (counted from 0) give gradients or logits that are not finite, so nothing "
+                "can be crafted on them: leave them out"
+            ) from error
+        claims_nothing = torch.zeros_like(logits).scatter_(1, state.y[:, None], 1)
+        return Step(replace(state, x_adv=after.x_adv, step=after.step), x_tried, claims_nothing)
+
+    def _surrogate(self, which: Tensor) -> Model:
+        """One model for lanes of several surrogates: each lane asks its own."""
+
+        def logits(x: Tensor) -> Tensor:
+            numbers = sorted(set(which.tolist()))
+            if len(numbers) == 1:
+                return _ask(self.surrogates[numbers[0]], x)
+            lanes = [(which == number).nonzero()[:, 0] for number in numbers]
+            asked = zip(numbers, lanes, strict=True)
+            parts = [_ask(self.surrogates[number], x.index_select(0, own)) for number, own in asked]
+            return torch.cat(parts).index_select(0, torch.cat(lanes).argsort())
+
+        return logits
+
+
+def _ask(surrogate: Model, x: Tensor) -> Tensor:
+    with frozen(surrogate):
+        return surrogate(x)
