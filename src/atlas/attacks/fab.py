@@ -91,8 +91,10 @@ class TargetedFAB(Attack[FABState]):
         x_new = self._move(state, threat, height(logits), gradient)
         with torch.no_grad():
             logits_new = model(x_new)
-        back = torch.where(logits_new.argmax(1) == state.y, 1.0, self.beta).to(x_new.dtype)
-        x_adv = torch.lerp(state.x.flatten(1), x_new.flatten(1), back[:, None]).view_as(x_new)
+        share = x_new.new_ones(len(x_new), 1).masked_fill_(
+            (logits_new.argmax(1) != state.y)[:, None], self.beta
+        )
+        x_adv = torch.lerp(state.x.flatten(1), x_new.flatten(1), share).view_as(x_new)
         return Step(replace(state, x_adv=x_adv, step=state.step + 1), x_new, logits_new)
 
     def _move(self, state: FABState, threat: Threat, height: Tensor, gradient: Tensor) -> Tensor:
