@@ -1,0 +1,143 @@
+"""What a model can be: weights, archives, factories; with a fingerprint, and errors that say what to do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from atlas.errors import CheckpointError, UsageError
+from atlas.models import build
+from atlas.models.source import fingerprint, load, of_module
+
+X = torch.rand(3, 1, 28, 28)
+FACTORY = """
+from torch import nn
+
+def net(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
+"""
+STATS = ((0.13,), (0.31,))
+
+
+def weights(path: Path, model: nn.Module) -> Path:
+    save_file(model.state_dict(), path)
+    return path
+
+
+def test_weights_of_a_named_model(tmp_path: Path) -> None:
+    net = build("cnn-small", seed=3)
+    loaded = load(weights(tmp_path / "w.safetensors", net), name="cnn-small")
+    assert torch.equal(loaded.model(X), net(X))
+    assert loaded.gradients
+    assert loaded.device == torch.device("cpu")
+    assert not any(m.training for m in loaded.model.modules())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["given beside them", "in the file"])
+def test_weights_with_a_normalisation(inside: bool, tmp_path: Path) -> None:
+    net = build("cnn-small", normalize=STATS, seed=3)
+    path = weights(tmp_path / "w.safetensors", net if inside else net.get_submodule("net"))
+    loaded = load(str(path), name="cnn-small", normalize=None if inside else STATS)
+    torch.testing.assert_close(loaded.model(X), net(X))
+    assert loaded.fingerprint == fingerprint(net)
+    if inside:
+        with pytest.raises(UsageError, match="has a normalisation of its own"):
+            load(path, name="cnn-small", normalize=STATS)
+
+
+@pytest.mark.usefixtures("in_its_folder")
+def test_a_factory_and_weights_for_one() -> None:
+    loaded = load("mine_source:net", num_classes=4)
+    assert loaded.model(X).shape == (3, 4)
+    trained = load("mine_source:net", num_classes=4).model
+    assert isinstance(trained, nn.Module)
+    nn.init.ones_(trained[1].weight)
+    again = load(weights(Path("w.safetensors"), trained), name="mine_source:net", num_classes=4)
+    assert torch.equal(again.model(X), trained(X))
+    assert again.fingerprint != loaded.fingerprint
+    assert again.fingerprint == of_module(trained).fingerprint
+
+
+@pytest.fixture
+def in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.delitem(sys.modules, "mine_source", raising=False)
+    Path("mine_source.py").write_text(FACTORY)
+
+
+def test_an_archive(tmp_path: Path) -> None:
+    net = build("cnn-small", seed=3).eval()
+    torch.export.save(torch.export.export(net, (X,)), tmp_path / "net.pt2")
+    loaded = load(tmp_path / "net.pt2")
+    torch.testing.assert_close(loaded.model(X), net(X))
+    assert loaded.gradients
+    assert len(loaded.fingerprint) == 64
+    with pytest.raises(UsageError, match="export it with its normalisation as the first layer"):
+        load(tmp_path / "net.pt2", normalize=STATS)
+    with pytest.raises(UsageError, match=r"'cnn' goes with weights \(\.safetensors\)"):
+        load(tmp_path / "net.pt2", name="cnn")
+
+
+def test_an_onnx_file_has_no_gradients(tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    make, kind = onnx.helper, onnx.TensorProto.FLOAT
+    values = [
+        make.make_tensor_value_info(name, kind, shape)
+        for name, shape in (("x", ["b", 1, 28, 28]), ("y", ["b", 784]))
+    ]
+    graph = make.make_graph([make.make_node("Flatten", ["x"], ["y"])], "net", values[:1], values[1:])
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, str(tmp_path / "net.onnx"))
+    loaded = load(tmp_path / "net.onnx")
+    assert torch.equal(loaded.model(X), X.flatten(1))
+    assert not loaded.gradients
+
+
+def test_a_fingerprint_is_of_layers_weights_and_buffers() -> None:
+    def net(activation: nn.Module, seed: int = 0, mean: float = 0.0) -> nn.Module:
+        torch.manual_seed(seed)
+        made = nn.Sequential(nn.Linear(3, 3), activation, nn.BatchNorm1d(3))
+        nn.init.constant_(made[2].running_mean, mean)
+        return made
+
+    prints = [fingerprint(net(nn.ReLU())), fingerprint(net(nn.GELU())), fingerprint(net(nn.ReLU(), seed=1))]
+    prints += [fingerprint(net(nn.ReLU(), mean=1.0)), fingerprint(net(nn.ReLU()).double())]
+    assert len(set(prints)) == 5
+    assert fingerprint(net(nn.ReLU())) == prints[0]
+    assert all(len(text) == 64 for text in prints)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("net.pth", r"net\.pth is a pickle by its name.*; wanted weights .*save_file"),
+        ("nowhere.pt2", r"there is no file nowhere\.pt2; wanted weights"),
+        ("nowhere.onnx", "there is no file"),
+        ("nowhere.safetensors", "there is no file"),
+        ("cnn-small", "cnn-small is no model; wanted a run's folder, weights"),
+        ("no_such_module:net", "importing 'no_such_module' failed"),
+    ],
+)
+def test_what_is_no_model_is_told_what_would_be(what: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load(what)
+
+
+def test_weights_that_do_not_say_whose_they_are_or_do_not_fit(tmp_path: Path) -> None:
+    path = weights(tmp_path / "w.safetensors", build("cnn-small"))
+    with pytest.raises(UsageError, match=r"holds weights: say whose.*--model"):
+        load(path)
+    with pytest.raises(CheckpointError, match=r"(?s)w\.safetensors does not fit 'cnn'.*size mismatch"):
+        load(path, name="cnn")
+    with pytest.raises(UsageError, match="did you mean 'cnn-small'"):
+        load(path, name="cnn-smal")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"w\.safetensors cannot be read"):
+        load(path, name="cnn-small")
