@@ -1,0 +1,116 @@
+"""Bad input is refused before anything runs, and the error says what to do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.errors import AtlasError, CheckpointError, DataError, UsageError
+from atlas.evaluation.inputs import check_inputs
+from atlas.threat import Linf
+
+X, Y = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+NET = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+
+
+def changed(values: Tensor, number: float) -> Tensor:
+    values = values.clone()
+    values[3] = number
+    return values
+
+
+def test_good_input_gives_the_number_of_classes() -> None:
+    assert check_inputs(NET, X, Y, Linf(0.1)) == 3
+    assert check_inputs(NET, X[:1], Y[:1], Linf(0.0)) == 3
+    assert check_inputs(NET.double(), X.double(), Y, Linf(0.1)) == 3
+    NET.float()
+    assert check_inputs(lambda x: x.flatten(1), X, Y, Linf(0.1)) == 16
+
+
+BAD_DATA: dict[str, tuple[Any, Any, str]] = {
+    "bytes": ((X * 255).to(torch.uint8), Y, r"x: got uint8 \[6, 1, 4, 4\]; wanted floats .* divide by 255"),
+    "0 to 255": (X * 255, Y, r"values from .* wanted floats in \[0, 1\], all finite: divide by 255"),
+    "normalised": (X - 0.5, Y, "undo any normalisation, which is a layer of the model"),
+    "NaN": (changed(X, torch.nan), Y, "values from nan to nan; wanted floats"),
+    "infinite": (changed(X, torch.inf), Y, "to inf; wanted floats"),
+    "flat": (X.flatten(1), Y, r"x: got float32 \[6, 16\]; wanted \[N, C, H, W\]"),
+    "empty": (X[:0], Y[:0], "the data set is empty; wanted at least one image"),
+    "an array": (X.numpy(), Y, "x: got a ndarray; wanted a tensor: as_images converts"),
+    "too large a label": (
+        X,
+        changed(Y, 3),
+        r"labels go up to 3 and the model tells 3 classes apart; .* 0 to 2",
+    ),
+    "a negative label": (X, changed(Y, -1), "labels from -1 to 2; wanted 0 to 2"),
+    "floats as labels": (X, Y.float(), r"y: got float32 \[6\]; wanted integer labels"),
+    "truth values as labels": (X, Y > 0, r"y: got bool \[6\]; wanted integer labels"),
+    "short integers": (X, Y.int(), r"y: got int32 \[6\]; wanted int64"),
+    "one-hot labels": (X, nn.functional.one_hot(Y), r"y: got int64 \[6, 3\]; wanted one label an image"),
+    "too few labels": (X, Y[:5], r"y: got int64 \[5\] for 6 images; wanted one label an image"),
+    "a list": (X, Y.tolist(), "y: got a list; wanted a tensor"),
+}
+
+
+@pytest.mark.parametrize(("x", "y", "message"), BAD_DATA.values(), ids=BAD_DATA.keys())
+def test_bad_images_and_labels(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        check_inputs(NET, x, y, Linf(0.1))
+
+
+def out_of_memory(x: Tensor) -> Tensor:
+    raise MemoryError("of the GPU")
+
+
+BAD_MODELS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "a tuple": (lambda x: (NET(x), x), r"gives a tuple; wanted a model .* such as lambda x: model\(x\)\[0\]"),
+    "a dict": (lambda x: {"logits": NET(x)}, "gives a dict; wanted a model"),
+    "a map of features": (lambda x: x, r"gives float32 \[2, 1, 4, 4\] for 2 images; wanted"),
+    "one number": (lambda x: x.flatten(1).sum(1), r"gives float32 \[2\] for 2 images"),
+    "one class": (lambda x: x.flatten(1)[:, :1], r"gives float32 \[2, 1\] .* 2 classes or more"),
+    "one row": (lambda x: NET(x)[:1], r"gives float32 \[1, 3\] for 2 images"),
+    "classes": (lambda x: NET(x).argmax(1, keepdim=True).expand(-1, 3), r"gives int64 \[2, 3\]"),
+    "for other images": (
+        nn.Linear(5, 3),
+        r"failed on images float32 \[2, 1, 4, 4\] on cpu with RuntimeError: ",
+    ),
+    "an error": (out_of_memory, "with MemoryError: of the GPU; wanted a model"),
+}
+
+
+@pytest.mark.parametrize(("model", "message"), BAD_MODELS.values(), ids=BAD_MODELS.keys())
+def test_bad_models(model: Callable[[Tensor], Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_inputs(model, X, Y, Linf(0.1))
+
+
+def test_an_error_of_ours_is_passed_on() -> None:
+    def damaged(x: Tensor) -> Tensor:
+        raise CheckpointError("mine")
+
+    with pytest.raises(CheckpointError, match=re.compile("^mine$")):
+        check_inputs(damaged, X, Y, Linf(0.1))
+
+
+@pytest.mark.parametrize("eps", [-0.1, float("nan"), float("inf"), 1.5])
+def test_a_bad_radius_is_refused_where_the_threat_is_made(eps: float) -> None:
+    with pytest.raises(UsageError, match=r"eps is .*; wanted a number from 0 to 1\.0"):
+        Linf(eps)
+
+
+def test_a_number_is_no_threat() -> None:
+    with pytest.raises(AtlasError, match=r"threat is 0\.3; wanted atlas\.Linf\(eps\)"):
+        check_inputs(NET, X, Y, 0.3)  # type: ignore[arg-type]
+
+
+def test_the_model_and_the_images_are_as_before() -> None:
+    model, x, y = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16), nn.Linear(16, 3)), X.clone(), Y.clone()
+    check_inputs(model, x, y, Linf(0.1))
+    assert all(m.training for m in model.modules())
+    assert int(model[1].num_batches_tracked) == 0
+    assert torch.equal(x, X)
+    assert torch.equal(y, Y)
