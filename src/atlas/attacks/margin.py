@@ -88,8 +88,7 @@ class Margin(Attack[MarginState]):
 
     def _step_length(self, state: MarginState, threat: Threat) -> Tensor:
         size = self.step_size or (ADAM_STEP if self.optimizer == "adam" else threat.eps)
-        done = state.step.to(state.x.dtype) / self.steps if self.decay else torch.zeros_like(state.step)
-        return size * (1 - done)
+        return size * (1 - self.decay * state.step.to(state.x.dtype) / self.steps)
 
 
 def adam(state: MarginState, gradient: Tensor, length: Tensor) -> tuple[MarginState, Tensor]:
