@@ -28,7 +28,8 @@ def searched(model: Model, dtype: str) -> Model:
         return _folded(model)
     if not isinstance(model, nn.Module):
         raise UsageError(f"{dtype} search needs an nn.Module, got a {type(model).__name__}: take float32")
-    fast = copy.deepcopy(model).to(kind, memory_format=torch.channels_last).eval().requires_grad_(False)
+    fast = copy.deepcopy(model).to(kind).eval().requires_grad_(False)
+    fast = fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def search(x: Tensor) -> Tensor:
         return fast(x.to(kind, memory_format=torch.channels_last)).to(x.dtype)  # type: ignore[no-any-return]
@@ -73,7 +74,8 @@ class FoldedConv(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        return _Folded.apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]
+        apply: Any = _Folded.apply
+        return apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]
 
 
 class _Folded(torch.autograd.Function):

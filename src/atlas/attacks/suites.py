@@ -52,4 +52,4 @@ def suite(name: str, data: str = "") -> Suite:
 def _all(table: Mapping[str, Any], data: str) -> list[dict[str, Any]]:
     included = [suite(name, data).attacks for name in table.get("includes", ())]
     entries = [{"label": label, **attack} for attacks in included for label, attack in attacks.items()]
-    return entries + table.get("attacks", [])
+    return [*entries, *table.get("attacks", ())]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, train
+from atlas.cli import bench, data, demo, evaluate, train
 
 app = typer.Typer(
     name="atlas",
@@ -36,6 +36,8 @@ def _options(
 
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
+app.command("evaluate")(evaluate.evaluate)
+app.command("suites")(evaluate.suites)
 app.command("presets")(train.presets)
 app.command("models")(train.models)
 app.add_typer(data.app, name="data")

@@ -16,14 +16,18 @@ from rich.progress import (
 )
 
 from atlas.attacks.lanes import Engine
+from atlas.evaluation.folder import EvaluationFolder
 
 REFRESH_SECONDS = 0.2
 
 
 class Display:
-    """A bar for the attack at hand on a terminal; a line for each attack everywhere."""
+    """A bar for the attack at hand on a terminal; a line for each attack everywhere.
 
-    def __init__(self, *, shown: bool) -> None:
+    In the folder `watched` it leaves notes for who shows the bar of several processes.
+    """
+
+    def __init__(self, *, shown: bool, watched: EvaluationFolder | None = None) -> None:
         self.console = Console(stderr=True, quiet=not shown)
         self.bars = Progress(
             SpinnerColumn(),
@@ -37,19 +41,26 @@ class Display:
             transient=True,
         )
         self.task = self.bars.add_task("", total=1.0, visible=False)
-        self.label, self.shown_at = "", 0.0
+        self.label, self.shown_at, self.watched = "", 0.0, watched
 
     def begin(self, label: str) -> None:
         self.label = label
-        self.bars.reset(self.task, description=label, completed=0.0, visible=True)
+        self.bars.reset(self.task, description=label, completed=0, visible=True)
 
     def show(self, engine: Engine) -> None:
         """Where the attack is. Asking the engine costs a little, so not at every step."""
         now = time.monotonic()
-        if now - self.shown_at >= REFRESH_SECONDS and not self.bars.disable:
-            self.shown_at = now
-            text = f"{self.label}  {engine.robust} of {len(engine.y)} still right"
-            self.bars.update(self.task, description=text, completed=engine.share_done)
+        if now - self.shown_at < REFRESH_SECONDS:
+            return
+        self.shown_at = now
+        if self.watched:
+            self.watched.note_progress(self.label, engine.share_done, engine.robust, len(engine.y))
+        if not self.bars.disable:
+            self.update(engine.share_done, engine.robust, len(engine.y))
+
+    def update(self, share: float, robust: int, n: int) -> None:
+        text = f"{self.label}  {robust} of {n} still right"
+        self.bars.update(self.task, description=text, completed=share)
 
     def end(self, engine: Engine, seconds: float) -> None:
         self.bars.update(self.task, visible=False)

@@ -97,12 +97,12 @@ class Evaluation:
         return {"model": self.model_key or fingerprint(self.model), **data, **self.plan.table()}
 
     def run(self, folder: Path | None = None, *, shard: Shard | None = None, progress: bool = True) -> Report:
-        display = Display(shown=progress)
-        for label in self.plan.left_out:
-            display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
         place = None
         if folder is not None:
             place = EvaluationFolder(shard.folder(folder) if shard else folder)
+        display = Display(shown=progress, watched=place if shard else None)
+        for label in self.plan.left_out:
+            display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
         with ExitStack() as stack:
             stack.enter_context(display)
             stack.enter_context(locked(place.path) if place else nullcontext())
@@ -156,14 +156,14 @@ class _Work:
     ) -> AttackResult:
         """What the attack does to the images of the mask `tried`: from the folder, or by running it."""
         name, attempts = f"attack-{slug(label)}", attack.attempts(subject.logits.shape[1])
-        known = (label, attack_table(attack), attack.white_box, attack.steps, attempts)
+        known = (label, attack, attack_table(attack), attempts)
         found = self.place.load_columns(name) if self.place else None
         if found is not None:
-            return AttackResult(*known, **found)
+            return AttackResult.of(*known, found)
         engine = subject.under(attack, tried)
         self.seconds[label] = finish(label, engine, self.place, self.display, self.requests)
         outcome = engine.outcome()
-        result = AttackResult(*known, **columns_of(outcome)).spread(tried)
+        result = AttackResult.of(*known, columns_of(outcome)).spread(tried)
         if self.place:
             if self.evaluation.save_images:
                 fooled = outcome.attempt.cpu() >= 0

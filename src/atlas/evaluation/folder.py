@@ -25,8 +25,10 @@ from torch import Tensor
 
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import differences
-from atlas.disk import write_atomic
+from atlas.disk import PART, write_atomic
 from atlas.errors import CheckpointError, UsageError
+
+PROGRESS = "progress.json"
 
 
 class EvaluationFolder:
@@ -45,15 +47,14 @@ class EvaluationFolder:
                 raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
             if found:
                 what = "; ".join(found)
-                raise UsageError(
-                    f"{self.path} holds another evaluation: {what}; choose another folder"
-                )
+                raise UsageError(f"{self.path} holds another evaluation: {what}; choose another folder")
         else:
             write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())
 
     def save_columns(self, name: str, columns: Mapping[str, Tensor]) -> None:
         buffer = io.BytesIO()
-        np.savez(buffer, **{key: value.numpy() for key, value in columns.items()})
+        arrays: dict[str, Any] = {key: value.numpy() for key, value in columns.items()}
+        np.savez(buffer, **arrays)
         write_atomic(self.path / f"{name}.npz", buffer.getvalue())
 
     def load_columns(self, name: str) -> dict[str, Tensor] | None:
@@ -87,7 +88,26 @@ class EvaluationFolder:
         self._state(label).unlink(missing_ok=True)
 
     def save_images(self, label: str, ids: Tensor, x_adv: Tensor) -> None:
-        save_tensors(self.path / f"images-{slug(label)}.safetensors", {"ids": ids, "x_adv": x_adv}, {})
+        save_tensors(self._images(label), {"ids": ids, "x_adv": x_adv}, {})
+
+    def load_images(self, label: str) -> tuple[Tensor, Tensor] | None:
+        """The ids and the images that fool, where they were kept."""
+        if not self._images(label).exists():
+            return None
+        tensors, _ = load_tensors(self._images(label))
+        return tensors["ids"], tensors["x_adv"]
+
+    def note_progress(self, label: str, share: float, robust: int, n: int) -> None:
+        """Where the attack under way is, for who watches from another process."""
+        part = self.path / f".progress{PART}"
+        part.write_text(json.dumps({"label": label, "share": share, "robust": robust, "n": n}))
+        part.replace(self.path / PROGRESS)
+
+    def progress(self) -> dict[str, Any] | None:
+        try:
+            return dict(json.loads((self.path / PROGRESS).read_text()))
+        except (OSError, ValueError):
+            return None
 
     def note_time(self, label: str, seconds: float) -> None:
         with (self.path / "timing.jsonl").open("a") as file:
@@ -101,6 +121,9 @@ class EvaluationFolder:
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def _images(self, label: str) -> Path:
+        return self.path / f"images-{slug(label)}.safetensors"
 
     def _state(self, label: str) -> Path:
         return self.path / f"state-{slug(label)}.safetensors"

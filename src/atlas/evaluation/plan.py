@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
-from atlas.attacks import ATTACKS, CLIMBS, Attack, Climb, Model
+from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer
 from atlas.attacks.suites import TRANSFER, suite
-from atlas.attacks.transfer import Transfer
 from atlas.config import Registries, build, table_of
 from atlas.data import Images
 from atlas.errors import UsageError, unknown
+from atlas.models import source
 from atlas.rng import Rng
 from atlas.threat import THREATS, Threat
 
-REGISTRIES: Registries = {Attack: ATTACKS, Climb: CLIMBS, Threat: THREATS}
+REGISTRIES: Registries = {Attack: ATTACKS, Threat: THREATS}
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,9 @@ def attack_table(attack: Attack) -> dict[str, Any]:
 
 def fingerprint(model: Model) -> str:
     """What tells one model from another: weights and layers, or the name of a function."""
-    if not isinstance(model, nn.Module):
-        return f"{type(model).__module__}.{getattr(model, '__qualname__', type(model).__qualname__)}"
-    digest = hashlib.sha256(str(model).encode())
-    for name, tensor in model.state_dict().items():
-        plain = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        digest.update(name.encode() + plain.numpy().tobytes())
-    return digest.hexdigest()
+    if isinstance(model, nn.Module):
+        return source.fingerprint(model)
+    return f"{type(model).__module__}.{getattr(model, '__qualname__', type(model).__qualname__)}"
 
 
 def planned(
@@ -94,9 +88,8 @@ def planned(
 def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> Attack:
     """An attack from its table."""
     if table["name"] != TRANSFER:
-        return build(Attack, table, REGISTRIES)  # type: ignore[type-abstract]
-    climb = build(Climb, table["attack"], REGISTRIES)  # type: ignore[type-abstract]
-    return Transfer(tuple(surrogates), climb)
+        return build(Attack, table, REGISTRIES)
+    return Transfer(tuple(surrogates), build(PGD, table["attack"], {}, "attack"))
 
 
 def _only(tables: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, Mapping[str, Any]]:

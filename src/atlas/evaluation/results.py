@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from atlas.attacks import Attack
 from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.evaluation.flags import Flag, Record
 from atlas.evaluation.score import Score
@@ -38,10 +39,22 @@ class AttackResult:
     queries: Tensor
     """Forward passes spent on the example."""
 
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        attack: Attack,
+        table: Mapping[str, Any],
+        attempts: int,
+        columns: Mapping[str, Tensor],
+    ) -> AttackResult:
+        values = (columns[name] for name in COLUMNS)
+        return cls(label, table, attack.white_box, attack.steps, attempts, *values)
+
     def spread(self, tried: Tensor) -> AttackResult:
         """This result on the examples of the mask `tried`, in the place of each among all of them."""
         empty = {"attempt": SKIPPED, "step": -1, "margin": torch.nan, "queries": 0}
-        whole = {
+        whole: dict[str, Any] = {
             name: torch.full(tried.shape, value, dtype=getattr(self, name).dtype).masked_scatter(
                 tried, getattr(self, name)
             )
@@ -150,7 +163,7 @@ class Report:
 
     def lines(self) -> list[tuple[str, ...]]:
         """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for label, score in self.scores.items():
             result = self.results.get(label)
             text = str(score) if self.valid or label == "clean" else "invalid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,18 +44,28 @@ class Shard:
 
 
 def merge(path: Path, of: int, labels: Sequence[str]) -> None:
-    """Put what `of` shards found of each attack into the folder of the whole, as if one process had."""
+    """Put what `of` shards found into the folder of the whole, as if one process had; their folders go."""
     parts = [EvaluationFolder(Shard(index, of).folder(path)) for index in range(of)]
     whole = EvaluationFolder(path)
     with locked(path):
+        ids = _merged(parts, "clean")["ids"]
         for label in labels:
-            name = f"attack-{slug(label)}"
-            columns = [part.load_columns(name) for part in parts]
-            if any(column is None for column in columns):
-                raise CheckpointError(f"{path}: a shard has no result of {label}; run it again to the end")
-            found = [column for column in columns if column is not None]
+            columns = _merged(parts, f"attack-{slug(label)}")
             whole.note_time(label, max(part.times().get(label, 0.0) for part in parts))
-            whole.save_columns(name, {key: _interleaved([c[key] for c in found]) for key in found[0]})
+            _merge_images(parts, whole, label, ids)
+            whole.save_columns(f"attack-{slug(label)}", columns)
+        for part in parts:
+            shutil.rmtree(part.path)
+
+
+def _merged(parts: Sequence[EvaluationFolder], name: str) -> dict[str, Tensor]:
+    found = []
+    for part in parts:
+        columns = part.load_columns(name)
+        if columns is None:
+            raise CheckpointError(f"{part.path} has no {name}.npz: its process has not come to the end")
+        found.append(columns)
+    return {key: _interleaved([columns[key] for columns in found]) for key in found[0]}
 
 
 def _interleaved(parts: Sequence[Tensor]) -> Tensor:
@@ -62,3 +73,15 @@ def _interleaved(parts: Sequence[Tensor]) -> Tensor:
     for index, part in enumerate(parts):
         whole[index :: len(parts)] = part
     return whole
+
+
+def _merge_images(
+    parts: Sequence[EvaluationFolder], whole: EvaluationFolder, label: str, ids: Tensor
+) -> None:
+    """The images that fool, in the order of all `ids`."""
+    found = [images for part in parts if (images := part.load_images(label))]
+    if len(found) == len(parts):
+        own, x_adv = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+        place = {number: k for k, number in enumerate(ids.tolist())}
+        order = torch.tensor([place[number] for number in own.tolist()], dtype=torch.int64).argsort()
+        whole.save_images(label, own[order], x_adv[order])

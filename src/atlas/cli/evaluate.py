@@ -1,0 +1,154 @@
+"""`atlas evaluate` and `atlas suites`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from atlas import data as data_sets
+from atlas.attacks import suites as attack_suites
+from atlas.cli.console import console
+from atlas.cli.subject import named, surrogates
+from atlas.cli.workers import run_shards
+from atlas.config import fingerprint, number
+from atlas.errors import UsageError, choose
+from atlas.evaluation import Report, Shard
+from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.plan import chosen_images, planned
+from atlas.threat import THREATS, Threat
+
+
+def evaluate(
+    ctx: typer.Context,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN_OR_MODEL",
+            help="A run's folder, weights (.safetensors, with --model), a torch.export archive (.pt2), "
+            "an ONNX file (.onnx), or module.path:factory.",
+        ),
+    ],
+    suite: Annotated[
+        str, typer.Option(help="quick, paper, autoattack, full ...: see `atlas suites`.")
+    ] = "quick",
+    attacks: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these attacks of the suite, by label or name, or other attacks by name."),
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option(help="Each attack on every image, also where the suite chains them.")
+    ] = False,
+    n: Annotated[int | None, typer.Option(help="How many test images; default: all.")] = None,
+    random: Annotated[bool, typer.Option(help="n images by chance and seed, not the first n.")] = False,
+    eps: Annotated[str | None, typer.Option(help="The radius in pixels of [0, 1], such as 8/255.")] = None,
+    norm: Annotated[str | None, typer.Option(help="linf or l2.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set's name or path; default: the run's.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Whose weights a .safetensors file holds: `atlas models`.")
+    ] = None,
+    surrogate: Annotated[
+        list[str] | None,
+        typer.Option(help="For the black box attack: a run's folder, or a preset to train on the spot."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of random starts and of --random.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The evaluation's folder; default: by its hash.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images at a time; changes no verdict.")] = 256,
+    processes: Annotated[int, typer.Option(min=1, help="Share the images among so many processes.")] = 1,
+    attack_dtype: Annotated[
+        str, typer.Option(help="float32, or bfloat16: search faster, verify in float32.")
+    ] = "float32",
+    eot: Annotated[int, typer.Option(min=1, help="For a random model: the mean of so many looks.")] = 1,
+    save_images: Annotated[bool, typer.Option(help="Keep the images that fool the model.")] = False,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
+    shard: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Learn how robust a model is: accuracy under attacks, the worst case, and how far to trust it.
+
+    - `atlas evaluate runs/mnist-atlas-1` : a quick look at a run
+    - `atlas evaluate runs/mnist-atlas-1 --suite paper --n 1000 --surrogate runs/mnist-adv-1`
+    - `atlas evaluate weights.safetensors --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
+    - `atlas evaluate my.module:network --data my.npz --eps 8/255 --norm linf --attacks un-t`
+
+    Interrupted, the same command goes on where it was.
+    """
+    subject = named(what, model, data, device)
+    threat = _threat(subject.threat, eps, norm)
+    images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
+    loaded = subject.load(images)
+    plan = planned(
+        threat,
+        suite,
+        images.name,
+        only=_split(attacks or []),
+        alone=alone,
+        surrogates=surrogates(surrogate or [], subject.folder / "surrogates", device, root),
+        seed=seed,
+        attack_dtype=attack_dtype,
+        eot=eot,
+    )
+    task = Evaluation(loaded.model, images, plan, batch_size, save_images, loaded.fingerprint)
+    folder = out or subject.folder / f"{suite}-{fingerprint(task.about)[:8]}"
+    if shard is not None:
+        task.run(folder, shard=Shard.parse(shard), progress=False)
+        return
+    if not as_json:
+        console.print(f"writing to {folder}", markup=False, highlight=False)
+    if processes > 1:
+        run_shards(ctx, folder, processes, list(plan.attacks))
+    _print(task.run(folder), as_json)
+
+
+def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
+    """The threat of the run, with what the command line says otherwise."""
+    if known is None and eps is None:
+        raise UsageError(
+            "--eps is missing: the radius in pixel units, such as 8/255; a run's folder knows its own"
+        )
+    kind = choose("norm", norm, THREATS) if norm is not None else type(known) if known else THREATS["linf"]
+    radius = number(eps) if eps is not None else known.eps if known else 0.0
+    return kind(radius)
+
+
+def _split(names: list[str]) -> list[str]:
+    """Also names in one word with commas between them."""
+    return [part.strip() for name in names for part in name.split(",") if part.strip()]
+
+
+def _print(report: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(report.summary(), indent=2))
+        return
+    title = f"accuracy [95% interval] on {report.n} images"
+    table = Table(
+        "attack", "accuracy", "fooled", "queries an image", "time", title=title, title_justify="left"
+    )
+    for row in report.lines():
+        style = "bold" if row[0] == "worst case" else "red" if row[1] == "invalid" else None
+        table.add_row(*row, style=style)
+    console.print(table)
+    for flag in report.flags:
+        word, style = ("INVALID", "bold red") if flag.fatal else ("note", "yellow")
+        console.print(f"{word}: {flag.name}: {flag.message}", style=style, markup=False, highlight=False)
+
+
+def suites() -> None:
+    """List the suites and their attacks. For a data set of its own, NAME-DATA is taken for NAME."""
+    for name in attack_suites.names():
+        suite = attack_suites.suite(name)
+        console.print(f"[bold]{name}[/bold]: {suite.description}", highlight=False, soft_wrap=True)
+        table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+        for label, attack in suite.attacks.items():
+            table.add_row(label, _settings(attack))
+        console.print(table)
+
+
+def _settings(table: Mapping[str, Any]) -> str:
+    plain = {k: f"({_settings(v)})" if isinstance(v, dict) else v for k, v in table.items() if k != "name"}
+    return ", ".join([*filter(None, [table.get("name")]), *(f"{k} {v}" for k, v in plain.items())])

@@ -1,0 +1,67 @@
+"""What `atlas evaluate` is pointed at: a run's folder, a file of a model, or one's own factory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from atlas.attacks import Model
+from atlas.data import Images
+from atlas.errors import UsageError
+from atlas.models import source
+from atlas.reproduce import preset
+from atlas.threat import Threat
+from atlas.training import RunConfig, load_config, load_model, train
+from atlas.training.run import checked_device
+
+EVALUATIONS = "evaluations"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is named, with what is known of its data and threat."""
+
+    what: str
+    data: str
+    threat: Threat | None
+    folder: Path
+    """Where its evaluations go."""
+    model: str | None
+    device: str | None
+
+    def load(self, images: Images) -> source.Loaded:
+        """The model itself, for images such as these."""
+        device = checked_device(self.device)
+        if Path(self.what).is_dir():
+            return source.of_module(load_model(self.what, device=device), device)
+        return source.load(
+            self.what, name=self.model, num_classes=images.num_classes, shape=images.shape, device=device
+        )
+
+
+def named(what: str, model: str | None, data: str | None, device: str | None) -> Subject:
+    """Find out what the words of the command line mean; nothing is loaded yet."""
+    path = Path(what)
+    if path.is_dir():
+        if model is not None:
+            raise UsageError(f"{what} is a run's folder and knows its model; leave --model away")
+        config = load_config(path)
+        return Subject(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
+    if data is None:
+        raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
+    name = what.replace(":", ".") if ":" in what else path.stem
+    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device)
+
+
+def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:
+    """The models of runs; a preset is trained below `folder` first, unless it is there already."""
+    found: list[Model] = []
+    for name in wanted:
+        place = Path(name)
+        if not place.is_dir():
+            known, table = preset.load_preset(name)
+            place = folder / known
+            train(RunConfig.of(table), place, data_root=root, device=device)
+        found.append(load_model(place, device=checked_device(device)))
+    return found
