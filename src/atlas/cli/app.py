@@ -37,6 +37,7 @@ def _options(
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
 app.command("evaluate")(evaluate.evaluate)
+app.command("compare")(evaluate.compare)
 app.command("suites")(evaluate.suites)
 app.command("presets")(train.presets)
 app.command("models")(train.models)

@@ -18,7 +18,9 @@ from atlas.cli.workers import run_shards
 from atlas.config import fingerprint, number
 from atlas.errors import UsageError, choose
 from atlas.evaluation import Report, Shard
+from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
 from atlas.threat import THREATS, Threat
 
@@ -136,6 +138,26 @@ def _print(report: Report, as_json: bool) -> None:
     for flag in report.flags:
         word, style = ("INVALID", "bold red") if flag.fatal else ("note", "yellow")
         console.print(f"{word}: {flag.name}: {flag.message}", style=style, markup=False, highlight=False)
+
+
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="EVALUATION", help="The folder of an evaluation.")],
+    second: Annotated[Path, typer.Argument(metavar="EVALUATION", help="Another, of the same images.")],
+) -> None:
+    """Compare two models on the same images, attack by attack, by an exact paired test (McNemar).
+
+    The difference is that of the accuracies, first minus second, with a 95% interval; p is the chance of one
+    at least as large if the two models were equally robust.
+    """
+    reports = load_report(first), load_report(second)
+    title = f"accuracy on {reports[0].n} images"
+    table = Table("attack", str(first), str(second), "difference", "p", title=title)
+    for label, (a, b, pair) in compared(*reports).items():
+        low, high = pair.interval
+        difference = f"{100 * pair.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
+        style = "bold" if label == "worst case" else None
+        table.add_row(label, f"{a.rate:.1%}", f"{b.rate:.1%}", difference, f"{pair.p_value:.2g}", style=style)
+    console.print(table)
 
 
 def suites() -> None:

@@ -15,7 +15,7 @@ import typer
 from atlas.errors import Interrupted, LostWorkerError
 from atlas.evaluation import Shard, merge
 from atlas.evaluation.display import Display
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.folder import EvaluationFolder, slug
 from atlas.signals import Requests, caught_signals
 
 POLL_SECONDS = 0.2
@@ -27,6 +27,8 @@ def run_shards(ctx: typer.Context, folder: Path, of: int, labels: Sequence[str])
 
     Threads are shared out among the processes, unless the user has set their number.
     """
+    if all(EvaluationFolder(folder).load_columns(f"attack-{slug(label)}") for label in labels):
+        return
     threads = str(max(1, (os.cpu_count() or 1) // of))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     command = [sys.executable, "-m", "atlas", "evaluate", *_arguments(ctx), "--out", str(folder)]

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from atlas.data.images import describe
 from atlas.errors import UsageError
-from atlas.evaluation.score import Z_95
+from atlas.evaluation.results import Report
+from atlas.evaluation.score import Z_95, Score
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,30 @@ class Paired:
         low, high = self.interval
         points = f"{100 * self.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
         return f"{points}, p = {self.p_value:.2g}, n = {self.n}"
+
+
+def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
+    """Two evaluations of the same images: for "clean", each attack that both ran and the worst case."""
+    if a.about["data_hash"] != b.about["data_hash"] or a.ids.tolist() != b.ids.tolist():
+        raise UsageError(
+            f"the first evaluation is of {a.n} images of {a.about['data']}, the second of {b.n} of "
+            f"{b.about['data']}; a paired test needs the same images: evaluate both models on one set"
+        )
+    for key in ("threat", "standing"):
+        if a.about[key] != b.about[key]:
+            raise UsageError(f"{key} is {a.about[key]} in one evaluation and {b.about[key]} in the other")
+    if not (a.valid and b.valid):
+        raise UsageError("an evaluation with a fatal flag is invalid, and so is a comparison with it")
+    both = [label for label in a.results if label in b.results]
+    same = [label for label in both if a.results[label].table == b.results[label].table]
+    pairs = {"clean": (a.clean_right, b.clean_right)}
+    pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
+    pairs |= {"worst case": (a.robust, b.robust)}
+    return {k: (_score(one), _score(other), paired(one, other)) for k, (one, other) in pairs.items()}
+
+
+def _score(right: Tensor) -> Score:
+    return Score(int(right.sum()), len(right))
 
 
 def paired(robust_a: Tensor, robust_b: Tensor) -> Paired:

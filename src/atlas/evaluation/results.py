@@ -181,6 +181,9 @@ def _spent(result: AttackResult) -> dict[str, Any]:
     tried = result.attempt != SKIPPED
     return {
         "attack": dict(result.table),
+        "white_box": result.white_box,
+        "steps": result.steps,
+        "attempts": result.attempts,
         "tried": int(tried.sum()),
         "fooled": int(result.fooled.sum()),
         "wrong_before": int((result.attempt == CLEAN).sum()),
