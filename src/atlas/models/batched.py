@@ -14,9 +14,11 @@ from atlas.errors import UsageError
 class Batched(nn.Module):
     """Batches are split into parts of at most `most` images, and a part of less than `least` is filled up.
 
-    `shape` is that of an image, None where any size will do; images are given to `call` in `dtype`. What
-    fills a part up are copies of an image of it, whose outputs are dropped.
+    `shape` is that of an image, None where any size will do; images are given to `call` in `dtype`, or in
+    that to which the module is moved. Copies of an image fill a part up, and their outputs are dropped.
     """
+
+    like: Tensor
 
     def __init__(
         self,
@@ -27,8 +29,9 @@ class Batched(nn.Module):
         sha256: str,
     ) -> None:
         super().__init__()
-        self.call, self.shape, self.dtype, self.sha256 = call, tuple(shape), dtype, sha256
+        self.call, self.shape, self.sha256 = call, tuple(shape), sha256
         self.least, self.most = sizes
+        self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
     def extra_repr(self) -> str:
         return f"sha256={self.sha256}"  # so that two models whose insides do not show differ in their text
@@ -44,7 +47,7 @@ class Batched(nn.Module):
         )
         if not fits:
             raise UsageError(f"the model was made for images {self._wanted()} and got {list(x.shape[1:])}")
-        parts = torch.split(x.to(self.dtype), self.most)
+        parts = torch.split(x.to(self.like.dtype), self.most)
         return torch.cat([self._ask(part) for part in parts]).to(x.dtype)
 
     def _wanted(self) -> str:

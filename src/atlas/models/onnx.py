@@ -38,12 +38,14 @@ def load_onnx(path: Path, device: torch.device | str = "cpu") -> Batched:
             f"{path} takes {kind} {shape}; wanted floats [B, C, H, W] in [0, 1]: export it so"
         )
 
+    dtype = DTYPES[kind]
+
     def ask(x: Tensor) -> Tensor:
-        (logits,) = session.run(None, {name: x.detach().cpu().contiguous().numpy()})
+        (logits,) = session.run(None, {name: x.detach().to("cpu", dtype).contiguous().numpy()})
         return torch.from_numpy(logits).to(x.device)
 
     batch, *image = (size if isinstance(size, int) else None for size in shape)
-    return Batched(ask, image, DTYPES[kind], ANY_BATCH if batch is None else (batch, batch), _sha256(path))
+    return Batched(ask, image, dtype, ANY_BATCH if batch is None else (batch, batch), _sha256(path))
 
 
 def _session(path: Path, device: torch.device) -> Any:

@@ -6,6 +6,7 @@ seen to be closed.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -130,6 +131,16 @@ def test_it_can_be_attacked_and_comes_back_as_it_was(archive: Path) -> None:
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     with frozen(model):
         assert not any(p.requires_grad for p in model.parameters())
+
+
+def test_a_copy_in_bfloat16_takes_its_images_so(archive: Path) -> None:
+    """As attacks search in lower precision."""
+    model, x = load_exported(archive), torch.rand(3, 1, 28, 28).requires_grad_()
+    fast = copy.deepcopy(model).to(torch.bfloat16).eval()
+    assert fast(x).dtype == torch.float32
+    torch.testing.assert_close(fast(x), model(x), rtol=0.1, atol=0.02)
+    assert not torch.equal(fast(x), model(x))
+    assert torch.autograd.grad(fast(x).sum(), x)[0].dtype == torch.float32
 
 
 def test_images_of_another_shape_are_refused(archive: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def test_it_has_no_gradients_and_says_so(tmp_path: Path) -> None:
     assert not has_gradients(model, x)
     with pytest.raises(UsageError, match="PGD needs gradients and the model gives none"):
         check_gradients(model, PGD(), x)
+
+
+def test_a_copy_in_bfloat16_still_asks_in_the_files_own_precision(tmp_path: Path) -> None:
+    model, x = load_onnx(write(tmp_path / "net.onnx")), torch.rand(2, 3, 4, 4)
+    fast = copy.deepcopy(model).to(torch.bfloat16)
+    torch.testing.assert_close(fast(x), model(x), rtol=0.05, atol=0.05)
 
 
 def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
