@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -48,6 +49,50 @@ def run(attack: AutoPGD, model: nn.Module, state: APGDState, threat: Threat, ste
 )
 def test_check_windows(steps: int, windows: list[int]) -> None:
     assert check_windows(steps) == windows
+
+
+class Check(NamedTuple):
+    """What a lane of 100 steps knows at a step, and whether it is to be halved there."""
+
+    step: int
+    rises: int
+    halved: bool
+    loss_checked: float
+    loss_best: float
+    halve: bool
+
+
+CHECKS = [
+    # The first window has 22 steps, 75% of which are 16.5; the next 19 end at step 41, 75% are 14.25.
+    Check(22, 16, True, 0.0, 1.0, halve=True),
+    Check(22, 17, True, 0.0, 1.0, halve=False),
+    Check(22, 17, True, 0.0, -1.0, halve=False),  # a new lane counts as halved, whatever its best loss
+    Check(41, 15, False, 1.0, 1.0, halve=True),
+    Check(41, 15, False, 1.0, 2.0, halve=False),
+    Check(41, 15, True, 1.0, 1.0, halve=False),
+    Check(41, 14, True, 1.0, 2.0, halve=True),
+    Check(40, 0, False, 1.0, 2.0, halve=False),  # no window ends here
+    Check(99, 4, False, 1.0, 2.0, halve=True),
+    Check(99, 5, False, 1.0, 2.0, halve=False),
+]
+
+
+def test_when_a_step_is_halved() -> None:
+    given = fresh(net())
+    some = slice(len(CHECKS))
+    given = replace(given, x=given.x[some], y=given.y[some], attempt=given.attempt[some], rng=given.rng[some])
+    columns = {name: torch.tensor([getattr(row, name) for row in CHECKS]) for name in Check._fields}
+    halve = columns.pop("halve")
+    new = APGD().start(net(), given, Linf(0.1))
+    assert new.halved.all()
+    before = replace(new, **columns)
+    after, back = APGD()._check(before)
+    assert back.tolist() == halve.tolist()
+    torch.testing.assert_close(after.size, torch.where(halve, 0.1, 0.2).double())
+    due = before.step != 40
+    assert after.rises.tolist() == before.rises.masked_fill(due, 0).tolist()
+    assert after.halved.tolist() == torch.where(due, halve, before.halved).tolist()
+    assert after.loss_checked.tolist() == torch.where(due, before.loss_best, before.loss_checked).tolist()
 
 
 @each_threat
