@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.export.passes import move_to_device_pass
 
 from atlas.errors import CheckpointError
 from atlas.models.batched import Batched
@@ -80,20 +81,23 @@ def _batched(path: Path, program: ExportedProgram, device: torch.device, sha256:
             f"{path} gives a {program.call_spec.out_spec.type}; wanted one tensor of logits"
         )
     if device.type != "cpu":
-        from torch.export.passes import move_to_device_pass
-
         program = move_to_device_pass(program, device)
     image = inputs[0].meta["val"]
     batch, *shape = image.shape
     fixed = tuple(size if isinstance(size, int) else None for size in shape)
-    return Batched(program.module(), fixed, image.dtype, _sizes(program, batch), sha256)
+    return Batched(program.module(), fixed, image.dtype, _sizes(path, program, batch), sha256)
 
 
-def _sizes(program: ExportedProgram, batch: int | torch.SymInt) -> tuple[int, int]:
+def _sizes(path: Path, program: ExportedProgram, batch: int | torch.SymInt) -> tuple[int, int]:
     """The least and the largest batch that the program takes."""
     if isinstance(batch, int):
         return batch, batch
-    allowed = program.range_constraints[batch.node.expr]
+    allowed = program.range_constraints.get(batch.node.expr)
+    if allowed is None:
+        raise CheckpointError(
+            f"{path} takes batches of {batch} images; wanted a fixed size or any in a range: export it with "
+            'dynamic_shapes=({0: torch.export.Dim("batch")},)'
+        )
     return max(1, int(allowed.lower)), int(min(allowed.upper, torch.iinfo(torch.int64).max))
 
 

@@ -171,6 +171,12 @@ def test_what_is_no_classifier_is_refused(tmp_path: Path) -> None:
             load_exported(tmp_path / "net.pt2")
 
 
+def test_a_batch_that_has_to_be_a_multiple_is_refused(tmp_path: Path) -> None:
+    path = export(build("cnn-small").eval(), tmp_path / "net.pt2", {0: 2 * torch.export.Dim("half")})
+    with pytest.raises(CheckpointError, match=r"takes batches of 2\*s\d+ images; .*Dim\(.batch.\)"):
+        load_exported(path)
+
+
 def test_text_that_tells_archives_apart(archive: Path, tmp_path: Path) -> None:
     other = export(build("cnn-small", seed=1).eval(), tmp_path / "net.pt2", BATCHES["any batch"])
     assert load_exported(archive).sha256 != load_exported(other).sha256
