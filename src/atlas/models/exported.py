@@ -92,12 +92,12 @@ def _sizes(path: Path, program: ExportedProgram, batch: int | torch.SymInt) -> t
     """The least and the largest batch that the program takes."""
     if isinstance(batch, int):
         return batch, batch
-    allowed = program.range_constraints.get(batch.node.expr)
-    if allowed is None:
+    if not batch.node.expr.is_symbol:
         raise CheckpointError(
             f"{path} takes batches of {batch} images; wanted a fixed size or any in a range: export it with "
             'dynamic_shapes=({0: torch.export.Dim("batch")},)'
         )
+    allowed = program.range_constraints[batch.node.expr]
     return max(1, int(allowed.lower)), int(min(allowed.upper, torch.iinfo(torch.int64).max))
 
 
@@ -136,7 +136,7 @@ def _checked(path: Path, value: Any, key: str = "") -> Any:
     """The value as it was, without what is left out; text that is more than a name is refused."""
     if isinstance(value, dict):
         for name in value:
-            _check_text(path, "", name)
+            _check_text(path, "expr_str" if key == "range_constraints" else "", name)
         return {
             name: EMPTY.get(name) if name in EMPTY else _checked(path, v, name) for name, v in value.items()
         }
