@@ -1,5 +1,6 @@
 """Attacks, as values: ``PGD(steps=20, step_size=0.01)(model, x, y, Linf(0.3))`` gives x_adv."""
 
+from atlas.attacks.adapters import Adapted, adapt
 from atlas.attacks.apgd import APGD, TargetedAPGD
 from atlas.attacks.attack import Attack
 from atlas.attacks.climb import Climb
@@ -35,6 +36,7 @@ __all__ = [
     "CLIMBS",
     "FGSM",
     "PGD",
+    "Adapted",
     "Attack",
     "BatchNormMode",
     "Climb",
@@ -51,6 +53,7 @@ __all__ = [
     "TargetedFAB",
     "Transfer",
     "Untargeted",
+    "adapt",
     "frozen",
     "run",
 ]
