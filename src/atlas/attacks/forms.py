@@ -32,7 +32,11 @@ def searched(model: Model, dtype: str) -> Model:
     fast = fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def search(x: Tensor) -> Tensor:
-        return fast(x.to(kind, memory_format=torch.channels_last)).to(x.dtype)  # type: ignore[no-any-return]
+        try:
+            logits: Tensor = fast(x.to(kind, memory_format=torch.channels_last))
+        except RuntimeError as error:  # some operations, and constants of exported graphs, are for float32 only
+            raise UsageError(f"the model cannot be asked in {dtype}: {error}; search in float32") from error
+        return logits.to(x.dtype)
 
     return search
 

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
-from atlas.errors import unknown
+from atlas.errors import UsageError, unknown
 
+KEYS = ("description", "on", "attacks", "includes")
 TRANSFER = "transfer"
 """The attack that needs models beside its table: `atlas.attacks.Transfer`."""
 
@@ -38,15 +40,38 @@ def names() -> list[str]:
 
 
 def suite(name: str, data: str = "") -> Suite:
-    """The suite of this name, in its form for the data set `data` where there is one."""
-    tables = _tables()
-    if name not in tables:
-        raise unknown("suite", name, tables)
-    table = tables.get(f"{name}-{data}", tables[name])
+    """The suite of this name, in its form for the data set `data` where there is one; or of one's own file.
+
+    A file of one's own (.toml) is such a table as those of `suites.toml`, at its top level.
+    """
+    if name.endswith(".toml"):
+        table, name = _own(Path(name)), Path(name).stem
+    else:
+        tables = _tables()
+        if name not in tables:
+            raise unknown("suite", name, tables)
+        table = tables.get(f"{name}-{data}", tables[name])
     attacks = {
         entry["label"]: {k: v for k, v in entry.items() if k != "label"} for entry in _all(table, data)
     }
     return Suite(name, table["description"], attacks, table.get("on") == "standing")
+
+
+def _own(path: Path) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is not a suite that can be read: {error}") from error
+    for key in table:
+        if key not in KEYS:
+            raise unknown(f"key in {path}:", key, KEYS)
+    attacks = table.get("attacks", [])
+    fine = isinstance(attacks, list) and all(
+        isinstance(a, dict) and {"label", "name"} <= set(a) for a in attacks
+    )
+    if not fine:
+        raise UsageError(f"{path}: wanted attacks = [{{ label = ..., name = ..., steps = ... }}, ...]")
+    return {"description": "", **table}
 
 
 def _all(table: Mapping[str, Any], data: str) -> list[dict[str, Any]]:

@@ -69,6 +69,7 @@ def evaluate(
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
     root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
+    save_seconds: Annotated[float, typer.Option(min=0, help="Save an attack under way this often.")] = 30.0,
     shard: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Learn how robust a model is: accuracy under attacks, the worst case, and how far to trust it.
@@ -76,7 +77,7 @@ def evaluate(
     - `atlas evaluate runs/mnist-atlas-1` : a quick look at a run
     - `atlas evaluate runs/mnist-atlas-1 --suite paper --n 1000 --surrogate runs/mnist-adv-1`
     - `atlas evaluate weights.safetensors --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
-    - `atlas evaluate my.module:network --data my.npz --eps 8/255 --norm linf --attacks un-t`
+    - `atlas evaluate my.module:network --data my.npz --eps 8/255 --suite my-suite.toml`
 
     Interrupted, the same command goes on where it was.
     """
@@ -95,8 +96,9 @@ def evaluate(
         attack_dtype=attack_dtype,
         eot=eot,
     )
-    task = Evaluation(loaded.model, images, plan, batch_size, save_images, loaded.fingerprint)
-    folder = out or subject.folder / f"{suite}-{fingerprint(task.about)[:8]}"
+    key = loaded.fingerprint
+    task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
+    folder = out or subject.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
     if shard is not None:
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return

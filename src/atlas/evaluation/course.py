@@ -10,17 +10,17 @@ from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model
 from atlas.attacks.forms import averaged, searched
+from atlas.attacks.gradient import check_gradients
 from atlas.attacks.lanes import Engine, ask
 from atlas.data import Images
 from atlas.errors import Interrupted
 from atlas.evaluation.display import Display
 from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import Plan
 from atlas.rng import Rng
 from atlas.signals import Requests
 
-SAVE_SECONDS = 30.0
-"""An attack under way is saved this often."""
 SAVE_SHARE = 0.05
 """Saving takes at most this share of the time: large states are saved less often."""
 
@@ -41,10 +41,15 @@ class Subject:
 
     @classmethod
     def of(cls, model: Model, images: Images, plan: Plan, batch_size: int) -> Subject:
+        """What cannot be attacked as planned is refused here, before any time is spent."""
         device = device_of(model)
         x, y = images.pixels(slice(None), device), images.y.to(device)
         rng = Rng.lanes(plan.seed, images.ids.to(device)).fold("evaluation")
+        check_inputs(model, x, y, plan.threat)
         asked = averaged(model, plan.eot)
+        for attack in plan.attacks.values():
+            attack.check(plan.threat)
+            check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
         return cls(asked, search, x, y, ask(asked, x, batch_size), rng, plan, batch_size)
 
@@ -71,7 +76,12 @@ def device_of(model: Model) -> torch.device:
 
 
 def finish(
-    label: str, engine: Engine, place: EvaluationFolder | None, display: Display, requests: Requests
+    label: str,
+    engine: Engine,
+    place: EvaluationFolder | None,
+    display: Display,
+    requests: Requests,
+    save_seconds: float,
 ) -> float:
     """Run the engine to its end, saved now and then and at a signal; the seconds over all interruptions."""
     before = 0.0
@@ -79,7 +89,7 @@ def finish(
         tensors, before = state
         engine.restore(tensors)
     began = saved = time.monotonic()
-    pause = SAVE_SECONDS
+    pause = save_seconds
     display.begin(label)
     while not engine.finished:
         engine.step()
@@ -88,7 +98,7 @@ def finish(
         if place and (requests.caught is not None or now - saved >= pause):
             place.save_state(label, engine.snapshot(), before + now - began)
             saved = time.monotonic()
-            pause = max(SAVE_SECONDS, (saved - now) / SAVE_SHARE)
+            pause = max(save_seconds, (saved - now) / SAVE_SHARE)
         if requests.caught is not None:
             raise Interrupted(requests.caught)
     seconds = before + time.monotonic() - began

@@ -48,6 +48,7 @@ def evaluate(
     save_images: bool = False,
     shard: Shard | None = None,
     model_key: str | None = None,
+    save_seconds: float = 30.0,
     progress: bool = True,
 ) -> Report:
     """How robust the model is against the attacks of a suite (`atlas suites`), or against `attacks` by label.
@@ -67,7 +68,7 @@ def evaluate(
         plan = planned(threat, suite, data.name, only=only, alone=alone, surrogates=surrogates, **rest)
     else:
         plan = Plan(threat, dict(attacks), **rest)
-    evaluation = Evaluation(model, data, plan, batch_size, save_images, model_key)
+    evaluation = Evaluation(model, data, plan, batch_size, save_images, model_key, save_seconds)
     return evaluation.run(None if folder is None else Path(folder), shard=shard, progress=progress)
 
 
@@ -81,6 +82,8 @@ class Evaluation:
     batch_size: int = 256
     save_images: bool = False
     model_key: str | None = None
+    save_seconds: float = 30.0
+    """An attack under way is saved this often."""
 
     def __post_init__(self) -> None:
         files = [slug(label) for label in self.plan.attacks]
@@ -161,7 +164,9 @@ class _Work:
         if found is not None:
             return AttackResult.of(*known, found)
         engine = subject.under(attack, tried)
-        self.seconds[label] = finish(label, engine, self.place, self.display, self.requests)
+        self.seconds[label] = finish(
+            label, engine, self.place, self.display, self.requests, self.evaluation.save_seconds
+        )
         outcome = engine.outcome()
         result = AttackResult.of(*known, columns_of(outcome)).spread(tried)
         if self.place:

@@ -24,7 +24,10 @@ from atlas.rng import Rng
 from atlas.threat import L2, Linf
 
 COUNT = 97
-ATTACKS = {"FGSM": FGSM(relative_step=1.0), "PGD 2x6": PGD(steps=6, step_size=0.006, restarts=2, objective="margin")}
+ATTACKS = {
+    "FGSM": FGSM(relative_step=1.0),
+    "PGD 2x6": PGD(steps=6, step_size=0.006, restarts=2, objective="margin"),
+}
 THREAT = Linf(0.06)
 
 
@@ -174,7 +177,6 @@ def test_stopped_by_a_signal_it_goes_on_and_ends_the_same(
 
 
 def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(course, "SAVE_SHARE", 1e9)
     seen = list[int]()
     real = lanes.Engine.step
@@ -184,7 +186,7 @@ def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pyte
         real(engine)
 
     monkeypatch.setattr(lanes.Engine, "step", step)
-    run(images, folder=tmp_path)
+    run(images, folder=tmp_path, save_seconds=0.0)
     assert max(seen) == 1
 
 

@@ -1,0 +1,129 @@
+"""An evaluation that is killed, signalled or shared among processes comes to the same verdicts."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.faults import runs
+
+SUITE = """
+attacks = [
+    { label = "PGD", name = "pgd", steps = 300, step_size = 0.002 },
+    { label = "margin", name = "un-t", steps = 60, restarts = 3 },
+    { label = "Square", name = "square", queries = 300 },
+]
+"""
+EVALUATE = ("evaluate", "run", "--data", "test.npz", "--suite", "suite.toml", "--save-images")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a trained run and an undisturbed evaluation of it, `whole`."""
+    folder = tmp_path_factory.mktemp("task")
+    runs.make_task(folder)
+    with np.load(folder / "task.npz") as data:
+        few = {"x_train": data["x"][:8], "y_train": data["y"][:8]}
+        np.savez(folder / "test.npz", x_test=data["x"][:150], y_test=data["y"][:150], **few)
+    (folder / "suite.toml").write_text(SUITE)
+    runs.train(folder, "run", "--set", "training.schedule.epochs=6")
+    runs.finish(runs.start(folder, *EVALUATE, "--out", "whole"))
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What must be the same to the bit; seconds and the lock need not."""
+    names = {path.name for path in folder.iterdir()} - {"timing.jsonl", "lock"}
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def verdicts(folder: Path) -> dict[str, list[float]]:
+    """Attempt, step and queries of each example under each attack."""
+    found = {}
+    for path in folder.glob("attack-*.npz"):
+        with np.load(path) as columns:
+            found |= {f"{path.stem} {n}": columns[n].tolist() for n in ("attempt", "step", "queries")}
+    return found
+
+
+def test_the_task_has_both_verdicts(task: Path) -> None:
+    worst = json.loads((task / "whole/summary.json").read_text())["accuracy"]["worst case"]
+    assert 0.1 < worst["rate"] < 0.9
+    assert len(verdicts(task / "whole")) == 9
+
+
+def test_sigkill_at_random_moments_then_the_same_command_gives_the_same_bits(task: Path) -> None:
+    moments, out = random.Random(1), task / "killed"
+    command = (*EVALUATE, "--out", "killed", "--save-seconds", "0.05", "--batch-size", "64")
+    runs.finish(runs.start(task, *EVALUATE, "--out", "undisturbed", "--batch-size", "64"))
+    kills = resumed = 0
+    for _ in range(30):
+        process = runs.start(task, *command)
+        deadline = time.monotonic() + 60
+        while process.poll() is None and not list(out.glob("*.npz")) + list(out.glob("state-*")):
+            assert time.monotonic() < deadline, "the evaluation does not get going"
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.3, 3.0))
+        if process.poll() is not None:
+            break
+        process.kill()
+        process.wait(timeout=10)
+        kills += 1
+        resumed += bool(list(out.glob("state-*")))
+    runs.finish(runs.start(task, *command))
+    assert kills >= 2
+    assert resumed, "no attack was cut off on its way"
+    assert files(out) == files(task / "undisturbed")
+    assert verdicts(out) == verdicts(task / "whole")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "processes"), [(signal.SIGTERM, 143, "1"), (signal.SIGINT, 130, "2")]
+)
+def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int, processes: str) -> None:
+    name = f"signal-{code}-{processes}"
+    command = (*EVALUATE, "--out", name, "--processes", processes)
+    process = runs.start(task, *command)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not list((task / name).glob("**/config.json")):
+        assert time.monotonic() < deadline, "the evaluation does not get going"
+        time.sleep(0.01)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "everything is saved" in output
+    runs.finish(runs.start(task, *command))
+    assert verdicts(task / name) == verdicts(task / "whole")
+
+
+@pytest.mark.parametrize(("batch_size", "processes"), [("7", "1"), ("500", "2"), ("64", "3")])
+def test_batches_and_processes_change_no_verdict(task: Path, batch_size: str, processes: str) -> None:
+    name = f"batch-{batch_size}-{processes}"
+    options = ("--out", name, "--batch-size", batch_size, "--processes", processes)
+    runs.finish(runs.start(task, *EVALUATE, *options))
+    assert verdicts(task / name) == verdicts(task / "whole")
+    assert (task / name / "summary.json").read_bytes() == (task / "whole/summary.json").read_bytes()
+
+
+def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:
+    command = (*EVALUATE, "--out", "lost", "--processes", "2", "--save-seconds", "0.05")
+    process = runs.start(task, *command)
+    lock = task / "lost/shard-1-of-2/lock"
+    deadline = time.monotonic() + 60
+    while process.poll() is None and not (lock.exists() and lock.read_text()):
+        assert time.monotonic() < deadline, "the evaluation does not get going"
+        time.sleep(0.01)
+    worker = int(lock.read_text().split()[1])
+    os.kill(worker, signal.SIGKILL)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 8, output
+    assert "process 1 of 2" in output
+    runs.finish(runs.start(task, *command))
+    assert verdicts(task / "lost") == verdicts(task / "whole")
