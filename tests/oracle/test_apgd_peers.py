@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -72,26 +73,43 @@ PEERS: list[Peer] = [original, torchattacks, adversarial_library]
 each_peer = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.__name__)
 
 
+@cache
+def our_share(attack: AutoPGD, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> float:
+    """Of the images that stand; asked for once for all peers."""
+    outcome = lanes.run(attack, model, x, y, threat, Rng.batch(len(x)), batch_size=128)
+    return outcome.robust.double().mean().item()
+
+
 def standing(
     attack: AutoPGD, peer: Peer, model: nn.Module, x: Tensor, y: Tensor, threat: Threat
 ) -> tuple[float, float]:
     """The share of images that stands under our attack and under the peer's."""
-    ours = lanes.run(attack, model, x, y, threat, Rng.batch(len(x)), batch_size=128).robust
     with frozen(model):
         right = model(x).argmax(1) == y
         x_adv = peer(attack, model, x[right], y[right], threat).detach()
         assert threat.contains(x_adv, x[right], 1e-5).all()
         theirs = int((model(x_adv).argmax(1) == y[right]).sum())
-    return ours.double().mean().item(), theirs / len(x)
+    return our_share(attack, model, x, y, threat), theirs / len(x)
+
+
+@cache
+def smooth() -> tuple[nn.Module, Tensor, Tensor]:
+    model = Smooth()
+    x = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(2))
+    return model, x, model(x).argmax(1)
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    test = data.load("mnist-mini", train=False)
+    return test.pixels(slice(IMAGES)), test.y[:IMAGES]
 
 
 @each_peer
 @pytest.mark.parametrize("threat", [Linf(0.02), L2(0.2)], ids=str)
 @pytest.mark.parametrize("attack", [APGD(steps=50), APGD("dlr", steps=50), TargetedAPGD(steps=30)], ids=str)
 def test_as_strong_as_the_peer(attack: AutoPGD, peer: Peer, threat: Threat) -> None:
-    model = Smooth()
-    x = torch.rand(300, 3, 8, 8, generator=torch.Generator().manual_seed(2))
-    ours, theirs = standing(attack, peer, model, x, model(x).argmax(1), threat)
+    ours, theirs = standing(attack, peer, *smooth(), threat)
     assert 0.1 < theirs < 0.9
     assert ours <= theirs + 0.005
 
@@ -102,9 +120,7 @@ def test_as_strong_as_the_peer(attack: AutoPGD, peer: Peer, threat: Threat) -> N
 @pytest.mark.parametrize("attack", [APGD(), TargetedAPGD()], ids=str)
 def test_within_half_a_point_of_the_peer(attack: AutoPGD, norm: str, peer: Peer, trained: Any) -> None:
     model, threats = trained
-    test = data.load("mnist-mini", train=False)
-    x, y = test.pixels(slice(IMAGES)), test.y[:IMAGES]
-    ours, theirs = standing(attack, peer, model, x, y, threats[norm])
+    ours, theirs = standing(attack, peer, model, *digits(), threats[norm])
     print(f"{attack} {threats[norm]} {peer.__name__}: ours {ours:.3f}, theirs {theirs:.3f}")
     assert 0.05 < theirs < 0.95
     assert ours <= theirs + 0.005
