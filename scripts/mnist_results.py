@@ -11,14 +11,11 @@ import argparse
 import json
 import shutil
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-
-from rich.progress import Progress, TaskID
 
 from atlas import data
 from atlas.attacks import PGD, Attack
-from atlas.evaluation import Score, score
+from atlas.evaluation import Score, evaluate
 from atlas.training import load_config, load_model
 
 ROOT = Path(__file__).parent.parent
@@ -36,20 +33,12 @@ def attack(run: Path, n: int) -> None:
     config, model = load_config(run), load_model(run)
     test = data.load(config.data, train=False)
     scores = {}
-    with Progress() as progress:
-        for name, (each, whole) in ATTACKS.items():
-            images = test if whole else test.subset(slice(n))
-            task = progress.add_task(f"{run.name}: {name}", total=len(images))
-            each_step = partial(show, progress, task)
-            clean, robust = score(model, images, each, config.threat, each_step=each_step)
-            scores[name] = asdict(robust)
-            if whole:
-                scores["clean"] = asdict(clean)
+    for name, (each, whole) in ATTACKS.items():
+        report = evaluate(model, test, config.threat, attacks={name: each}, n=None if whole else n)
+        scores[name] = asdict(report.score(name))
+        if whole:
+            scores["clean"] = asdict(report.clean)
     (run / "scores.json").write_text(json.dumps(scores, indent=2) + "\n")
-
-
-def show(progress: Progress, task: TaskID, settled: int) -> None:
-    progress.update(task, completed=settled)
 
 
 def keep(run: Path) -> None:

@@ -3,6 +3,7 @@
     import atlas
     method = atlas.methods.Atlas(alpha=2e-4, beta=5.0, attack=atlas.attacks.FGSM())
     result = atlas.fit(model, train_set, method, threat=atlas.Linf(8 / 255))
+    report = atlas.evaluate(result.model, test_set, threat=atlas.Linf(8 / 255), suite="autoattack")
 
 Names are imported when they are first used: `import atlas` is quick, and the command line can set up the
 threads of torch before torch is loaded.
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlas import attacks as attacks
     from atlas import data as data
+    from atlas import evaluation as evaluation
     from atlas import methods as methods
     from atlas import models as models
+    from atlas.evaluation.evaluate import evaluate as evaluate
     from atlas.rng import Rng as Rng
     from atlas.threat import L2 as L2
     from atlas.threat import Linf as Linf
@@ -30,7 +33,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = ("attacks", "data", "methods", "models")
+_ROOMS = ("attacks", "data", "evaluation", "methods", "models")
 _NAMES = {
     "Rng": "rng",
     "L2": "threat",
@@ -39,6 +42,7 @@ _NAMES = {
     "Schedule": "training",
     "Training": "training",
     "Validation": "training",
+    "evaluate": "evaluation",
     "fit": "training",
     "load_model": "training",
 }

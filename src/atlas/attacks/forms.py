@@ -34,7 +34,7 @@ def searched(model: Model, dtype: str) -> Model:
     def search(x: Tensor) -> Tensor:
         try:
             logits: Tensor = fast(x.to(kind, memory_format=torch.channels_last))
-        except RuntimeError as error:  # some operations, and constants of exported graphs, are for float32 only
+        except RuntimeError as error:  # not every operation, or constant of an exported graph, can
             raise UsageError(f"the model cannot be asked in {dtype}: {error}; search in float32") from error
         return logits.to(x.dtype)
 

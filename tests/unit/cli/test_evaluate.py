@@ -1,0 +1,127 @@
+"""`atlas evaluate`, `suites` and `compare`, run as a person runs them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors.torch import save_file
+
+from atlas import cli
+from atlas.attacks import suites
+from atlas.models import build
+from atlas.training.run import RunConfig, train
+
+
+def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `atlas ARGUMENTS`."""
+    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "net.safetensors"
+    save_file(build("cnn-small", seed=1).state_dict(), path)
+    return path
+
+
+MODEL = ("--model", "cnn-small", "--data", "mnist-mini", "--n", "40")
+
+
+def test_weights_to_json(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = (*MODEL, "--eps", "8/255", "--attacks", "fgsm,PGD-20", "--json")
+    assert atlas(monkeypatch, "evaluate", str(weights), *options) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert list(summary["accuracy"]) == ["clean", "fgsm", "PGD-20", "worst case"]
+    assert summary["n"] == 40
+    assert summary["about"]["threat"] == {"name": "linf", "eps": pytest.approx(8 / 255)}
+    (folder,) = (tmp_path / "evaluations/net").iterdir()
+    assert json.loads((folder / "summary.json").read_text()) == summary
+
+
+def test_a_run_knows_its_data_and_threat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    run = tmp_path / "run"
+    table = {
+        "data": "mnist-mini",
+        "model": "cnn-small",
+        "method": {"name": "natural"},
+        "threat": {"name": "l2", "eps": 0.5},
+        "training": {
+            "batch_size": 500,
+            "schedule": {"epochs": 1, "ramp_epochs": 0},
+            "validation": {"size": 50, "attack": {"name": "fgsm"}},
+        },
+    }
+    train(RunConfig.of(table), run, progress=False)
+    out = tmp_path / "one", tmp_path / "two"
+    for seed, folder in enumerate(out):
+        command = ("evaluate", str(run), "--n", "50", "--attacks", "pgd", "--out", str(folder))
+        assert atlas(monkeypatch, *command, "--seed", str(seed)) == 0
+    text = capsys.readouterr().out
+    assert "accuracy [95% interval] on 50 images" in text
+    assert "worst case" in text
+    about = json.loads((out[0] / "config.json").read_text())
+    assert about["threat"] == {"name": "l2", "eps": 0.5}
+    assert atlas(monkeypatch, "compare", *map(str, out)) == 0
+    assert "difference" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("no-such", *MODEL, "--eps", "0.1"), 2, "is no model"),
+        (("WEIGHTS", "--model", "cnn-small", "--eps", "0.1"), 2, "--data is missing"),
+        (("WEIGHTS", *MODEL), 2, "--eps is missing"),
+        (("WEIGHTS", *MODEL, "--eps", "-0.1"), 2, "eps is -0.1"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--norm", "l1"), 2, "choose from: l2, linf"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--suite", "papr"), 2, "did you mean 'paper'"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--suite", "gone.toml"), 2, "gone.toml"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--attacks", "apdg"), 2, "did you mean 'apgd'"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--norm", "l2", "--attacks", "rays"), 2, "defined for Linf"),
+        (("WEIGHTS", "--model", "cnn", "--data", "mnist-mini", "--eps", "0.1"), 4, "does not fit"),
+        (("weights.pth", *MODEL, "--eps", "0.1"), 2, "pickle"),
+    ],
+)
+def test_mistakes_are_named(
+    options: tuple[str, ...],
+    code: int,
+    words: str,
+    weights: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words_given = [str(weights) if option == "WEIGHTS" else option for option in options]
+    assert atlas(monkeypatch, "evaluate", *words_given) == code
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.glob("**/attack-*"))
+
+
+def test_suites_lists_every_suite(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert atlas(monkeypatch, "suites") == 0
+    text = capsys.readouterr().out
+    for name in suites.names():
+        assert f"{name}:" in text
+        for label in suites.suite(name).attacks:
+            assert label in text
+
+
+def test_compare_refuses_what_is_no_evaluation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert atlas(monkeypatch, "compare", str(tmp_path), str(tmp_path)) == 4
+    assert "finished evaluation" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""Suites and plans: the budgets of the paper and of AutoAttack, and what may be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from atlas.attacks import (
+    APGD,
+    PGD,
+    MultiTargeted,
+    RayS,
+    Square,
+    TargetedAPGD,
+    TargetedFAB,
+    Transfer,
+    Untargeted,
+    suites,
+)
+from atlas.errors import UsageError
+from atlas.evaluation.plan import planned
+from atlas.threat import Linf
+
+
+def model(x: Tensor) -> Tensor:
+    return x.flatten(1)[:, :3]
+
+
+THREAT = Linf(0.1)
+
+
+def attacks(name: str, data: str = "") -> dict[str, object]:
+    return dict(planned(THREAT, name, data, surrogates=[model]).attacks)
+
+
+def test_autoattack_is_the_standard_one_in_its_order() -> None:
+    plan = planned(THREAT, "autoattack", "cifar10")
+    assert plan.standing
+    assert list(plan.attacks.values()) == [
+        APGD(steps=100, restarts=1),
+        TargetedAPGD(steps=100, restarts=1, targets=9),
+        TargetedFAB(steps=100, restarts=1, targets=9, alpha_max=0.1, eta=1.05, beta=0.9),
+        Square(queries=5000, p=0.8, restarts=1),
+    ]
+    assert not planned(THREAT, "autoattack", "cifar10", alone=True).standing
+
+
+def test_the_budgets_of_the_paper() -> None:
+    pgd = PGD(steps=1000, step_size=0.01)
+    assert list(attacks("paper", "mnist").values()) == [
+        Transfer((model,), pgd),
+        PGD(steps=20, step_size=0.01),
+        pgd,
+        Untargeted(restarts=20, steps=50),
+        MultiTargeted(restarts=20, steps=50),
+    ]
+    assert list(attacks("paper", "cifar10").values())[3:] == [
+        Untargeted(restarts=10, steps=100),
+        MultiTargeted(restarts=5, steps=20),
+    ]
+    assert list(attacks("paper", "cifar100").values())[3:] == [Untargeted(restarts=10, steps=100)]
+    assert list(attacks("rays").values()) == [RayS(queries=40000)]
+    assert len(attacks("full", "mnist")) == 5 + 4 + 1
+
+
+@pytest.mark.parametrize("name", suites.names())
+def test_every_suite_can_be_built(name: str) -> None:
+    assert attacks(name)
+    assert suites.suite(name).description
+
+
+def test_the_black_box_needs_surrogates() -> None:
+    plan = planned(THREAT, "paper", "mnist")
+    assert plan.left_out == ("black box",)
+    assert list(plan.attacks) == ["PGD-20", "PGD-1000", "Un-T 20x50", "Multi-T 20x50"]
+
+
+def test_attacks_by_label_or_name_from_a_suite_or_beside_it() -> None:
+    plan = planned(THREAT, "paper", "mnist", only=["pgd-20", "un-t", "square"])
+    assert plan.attacks == {
+        "PGD-20": PGD(steps=20, step_size=0.01),
+        "Un-T 20x50": Untargeted(restarts=20, steps=50),
+        "square": Square(),
+    }
+
+
+def test_a_suite_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'on = "standing"\nattacks = [{ label = "mine", name = "pgd", steps = 7 }]\nincludes = ["rays"]'
+    )
+    plan = planned(THREAT, str(path), "mnist")
+    assert plan.attacks == {"RayS": RayS(queries=40000), "mine": PGD(steps=7)}
+    assert plan.standing
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("attacks = 3", "wanted attacks ="),
+        ("attacks = [3]", "wanted attacks ="),
+        ('attacks = [{ name = "pgd" }]', "wanted attacks ="),
+        ("attack = []", "did you mean 'attacks'"),
+        ("=", "cannot be read|can be read"),
+        ('attacks = [{ label = "a", name = "pgd", step = 3 }]', "did you mean 'steps'"),
+        ('attacks = [{ label = "a", name = "gdp" }]', "did you mean 'pgd'"),
+        ('includes = ["all"]', "unknown suite 'all'"),
+    ],
+)
+def test_a_suite_that_cannot_be_is_refused(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=words):
+        planned(THREAT, str(path), "mnist")
+
+
+def test_tables_tell_plans_apart() -> None:
+    one = planned(THREAT, "paper", "mnist", surrogates=[model])
+    assert one.table() == planned(THREAT, "paper", "mnist", surrogates=[model]).table()
+    other = torch.nn.Flatten()
+    assert one.table() != planned(THREAT, "paper", "mnist", surrogates=[other]).table()
+    assert one.table() != planned(Linf(0.2), "paper", "mnist", surrogates=[model]).table()
+    assert one.table() != planned(THREAT, "paper", "cifar10", surrogates=[model]).table()
