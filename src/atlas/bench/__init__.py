@@ -1,8 +1,21 @@
-"""What training costs, next to the bare passes that its equations need, as ratios in one run."""
+"""What training and attacks cost, next to bare passes and to other libraries, as ratios in one run."""
 
+from atlas.bench.attack import OURS, Contest, Entry, compete, contest
+from atlas.bench.attack_cases import AttackCase, attack_cases
+from atlas.bench.attack_report import (
+    ATTACK_BEGIN,
+    ATTACK_END,
+    ATTACK_HEADINGS,
+    attack_facts,
+    attack_markdown,
+    attack_rows,
+    attack_summary,
+    model_title,
+)
 from atlas.bench.cases import MEASURED, REFERENCE, Case, case
 from atlas.bench.machine import machine
 from atlas.bench.passes import EQUATIONS, Passes
+from atlas.bench.peers import PEERS, Job, versions
 from atlas.bench.report import (
     HEADINGS,
     check_markers,
@@ -15,24 +28,42 @@ from atlas.bench.report import (
 from atlas.bench.step import WARM_UP, Pair, Timing, measure, pairs, random_batch
 
 __all__ = [
+    "ATTACK_BEGIN",
+    "ATTACK_END",
+    "ATTACK_HEADINGS",
     "EQUATIONS",
     "HEADINGS",
     "MEASURED",
+    "OURS",
+    "PEERS",
     "REFERENCE",
     "WARM_UP",
+    "AttackCase",
     "Case",
+    "Contest",
+    "Entry",
+    "Job",
     "Pair",
     "Passes",
     "Timing",
+    "attack_cases",
+    "attack_facts",
+    "attack_markdown",
+    "attack_rows",
+    "attack_summary",
     "case",
     "check_markers",
+    "compete",
+    "contest",
     "facts",
     "machine",
     "markdown",
     "measure",
+    "model_title",
     "pairs",
     "put_between_markers",
     "random_batch",
     "rows",
     "summary",
+    "versions",
 ]

@@ -25,6 +25,12 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
     }
 
 
+def wait_for(device: torch.device) -> None:
+    """Until all that was asked of the device is done: a GPU works on while Python goes on."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def _cpu(cpuinfo: Path) -> str:
     """The processor's name; Linux tells it in this file."""
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []

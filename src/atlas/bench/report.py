@@ -26,17 +26,18 @@ def summary(timings: Sequence[Timing]) -> list[dict[str, Any]]:
         {
             "method": t.case.label,
             "passes": t.case.passes.cost if t.case.passes else None,
-            "step_ms": _quartiles(1e3 * np.array(t.step)),
-            "bare_ms": _quartiles(1e3 * np.array(t.bare)) if t.bare else None,
-            "step_over_bare": _quartiles(np.array(t.step) / np.array(t.bare)) if t.bare else None,
-            "step_over_reference": _quartiles(np.array(t.step) / reference),
+            "step_ms": quartiles(1e3 * np.array(t.step)),
+            "bare_ms": quartiles(1e3 * np.array(t.bare)) if t.bare else None,
+            "step_over_bare": quartiles(np.array(t.step) / np.array(t.bare)) if t.bare else None,
+            "step_over_reference": quartiles(np.array(t.step) / reference),
             "seconds": {"step": t.step, "bare": t.bare},
         }
         for t in timings
     ]
 
 
-def _quartiles(values: np.ndarray[Any, Any]) -> list[float]:
+def quartiles(values: np.ndarray[Any, Any]) -> list[float]:
+    """[25%, median, 75%]."""
     return [float(q) for q in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
@@ -47,8 +48,8 @@ def rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             m["method"],
             f"{m['step_ms'][1]:.1f}",
             f"{m['bare_ms'][1]:.1f}" if m["bare_ms"] else "-",
-            _ratio(m["step_over_bare"]),
-            _ratio(m["step_over_reference"]),
+            ratio(m["step_over_bare"]),
+            ratio(m["step_over_reference"]),
             str(m["passes"] or "-"),
             f"{m['passes'] / REFERENCE_COST:.2f}" if m["passes"] else "-",
         )
@@ -56,10 +57,11 @@ def rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-def _ratio(quartiles: Sequence[float] | None) -> str:
-    if quartiles is None:
+def ratio(found: Sequence[float] | None) -> str:
+    """Quartiles of ratios as text; a dash for none."""
+    if found is None:
         return "-"
-    low, median, high = quartiles
+    low, median, high = found
     return f"{median:.2f} [{low:.2f}, {high:.2f}]"
 
 
@@ -84,16 +86,16 @@ def markdown(report: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def check_markers(path: Path) -> None:
+def check_markers(path: Path, begin: str = BEGIN, end: str = END) -> None:
     """Refuse a file that has no place for the table, before an hour is spent on measuring."""
     text = path.read_text() if path.is_file() else ""
-    if not (text.count(BEGIN) == text.count(END) == 1 and text.index(BEGIN) < text.index(END)):
-        raise UsageError(f"{path} has no place for the table; wanted a file with the lines {BEGIN} and {END}")
+    if not (text.count(begin) == text.count(end) == 1 and text.index(begin) < text.index(end)):
+        raise UsageError(f"{path} has no place for the table; wanted a file with the lines {begin} and {end}")
 
 
-def put_between_markers(path: Path, text: str) -> None:
+def put_between_markers(path: Path, text: str, begin: str = BEGIN, end: str = END) -> None:
     """Replace what the file has between the two marker lines."""
-    check_markers(path)
-    before, _, rest = path.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_atomic(path, f"{before}{BEGIN}\n{text}\n{END}{after}".encode())
+    check_markers(path, begin, end)
+    before, _, rest = path.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    write_atomic(path, f"{before}{begin}\n{text}\n{end}{after}".encode())

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from atlas.bench.cases import Case
+from atlas.bench.machine import wait_for
 from atlas.bench.passes import Bare
 from atlas.data import Batch, Images
 from atlas.rng import Rng
@@ -113,13 +114,8 @@ def measure(
 
 
 def _seconds(run: Callable[[], None], clock: Callable[[], float], device: torch.device) -> float:
-    _wait_for(device)
+    wait_for(device)
     began = clock()
     run()
-    _wait_for(device)
+    wait_for(device)
     return clock() - began
-
-
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from atlas import bench, models
+from atlas.cli.bench_attack import attack
 from atlas.cli.console import console
 from atlas.disk import write_atomic
 from atlas.errors import UsageError
@@ -21,12 +22,15 @@ MODELS = ("cnn", "wrn-16-2")
 GRAY = {"cnn", "cnn-small"}
 """Models that are measured on MNIST's shape; all others on CIFAR's."""
 
-app = typer.Typer(no_args_is_help=True, help="What training costs, as ratios measured in one run.")
+app = typer.Typer(no_args_is_help=True, help="What training and attacks cost, as ratios measured in one run.")
 
 
 @app.callback()
 def about() -> None:
-    """What training costs, as ratios measured in one run."""
+    """What training and attacks cost, as ratios measured in one run."""
+
+
+app.command()(attack)
 
 
 @app.command()

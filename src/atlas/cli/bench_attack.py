@@ -1,0 +1,177 @@
+"""`atlas bench attack`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from torch import nn
+
+from atlas import bench
+from atlas import data as data_sets
+from atlas.attacks.lanes import ask
+from atlas.cli.console import console
+from atlas.cli.subject import named
+from atlas.config import number
+from atlas.disk import write_atomic
+from atlas.errors import UsageError
+from atlas.evaluation.plan import chosen_images
+from atlas.models.source import fingerprint
+from atlas.threat import Linf, Threat
+
+DAY = 86400.0
+WHO, *_, NOTES = bench.ATTACK_HEADINGS
+
+
+def attack(
+    weights: Annotated[
+        list[str],
+        typer.Option(help="A run's folder, or weights (.safetensors, with --model); again for more."),
+    ],
+    model: Annotated[
+        str | None, typer.Option(help="Whose weights the files hold: see `atlas models`.")
+    ] = None,
+    data: Annotated[str | None, typer.Option(help="A data set's name or path; default: the run's.")] = None,
+    eps: Annotated[
+        str | None, typer.Option(help="The radius in L-inf, such as 8/255; default: the run's.")
+    ] = None,
+    n: Annotated[int, typer.Option(min=1, help="How many test images, from the first.")] = 512,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="pgd, un-t, apgd, apgd-t, fab-t, square or autoattack; again for more. Default: all."
+        ),
+    ] = None,
+    budget: Annotated[float, typer.Option(help="The share of steps and queries, for a quick look.")] = 1.0,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
+    batch: Annotated[int, typer.Option(min=2, help="Images at a time, for all.")] = 256,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keep every time in this file, written after each run.")
+    ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", help="Put the tables into this file, between its markers.")
+    ] = None,
+) -> None:
+    """The time of each attack in other libraries over that of ours, and what each leaves standing.
+
+    All run on the same model, images, batches and budget, one after the other, in an order that changes from
+    repeat to repeat. A ratio is the median of the repeats' ratios. A library that is not there is named.
+
+    - `atlas bench attack --weights runs/mnist-adv-1 --budget 0.01 --n 64 --repeats 1` : does it all work?
+    - `atlas bench attack --weights runs/mnist-adv-1 --attack pgd --attack autoattack --json times.json`
+    - `atlas bench attack --weights w.safetensors --model cnn-small --data mnist --eps 0.3`
+    """
+    markers = (bench.ATTACK_BEGIN, bench.ATTACK_END)
+    if markdown_file is not None:
+        bench.check_markers(markdown_file, *markers)
+    jobs = {what: _job(what, model, data, eps, n, batch, device, root) for what in weights}
+    contests = {
+        what: [bench.contest(case) for case in bench.attack_cases(job.images.name, budget, attack or ())]
+        for what, job in jobs.items()
+    }
+    report: dict[str, Any] = {"machine": bench.machine(device), "peers": bench.versions()}
+    report |= {"batch": batch, "repeats": repeats, "budget": budget, "models": []}
+    try:
+        for what, job in jobs.items():
+            _measure(what, job, contests[what], report, json_file)
+    finally:
+        _print(report)
+    if json_file is not None:
+        console.print(f"times written to {json_file}", markup=False, highlight=False)
+    if markdown_file is not None:
+        bench.put_between_markers(markdown_file, bench.attack_markdown(report), *markers)
+        console.print(f"tables written to {markdown_file}", markup=False, highlight=False)
+
+
+def _job(
+    what: str,
+    model: str | None,
+    data: str | None,
+    eps: str | None,
+    n: int,
+    batch: int,
+    device: str,
+    root: Path | None,
+) -> bench.Job:
+    subject = named(what, None if Path(what).is_dir() else model, data, device)
+    images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random=False, seed=0)
+    network = subject.load(images).model
+    if not isinstance(network, nn.Module):
+        raise UsageError(f"{what} has no gradients; wanted a run's folder or weights of a torch module")
+    return bench.Job(
+        model=network,
+        images=images,
+        x=images.pixels(device=device),
+        y=images.y.to(device),
+        eps=_eps(subject.threat, eps),
+        batch_size=batch,
+    )
+
+
+def _eps(known: Threat | None, given: str | None) -> float:
+    if given is not None:
+        return Linf(number(given)).eps
+    if not isinstance(known, Linf):
+        raise UsageError(f"--eps is missing: a radius in L-inf, such as 8/255 (the run's threat is {known})")
+    return known.eps
+
+
+def _measure(
+    what: str, job: bench.Job, contests: list[bench.Contest], report: dict[str, Any], file: Path | None
+) -> None:
+    """The measurements of one model, under a bar with the time left; all is kept after every run."""
+    right = ask(job.model, job.x, job.batch_size).argmax(1) == job.y
+    record: dict[str, Any] = {"model": Path(what).stem, "fingerprint": fingerprint(job.model)}
+    record |= {"data": job.images.name, "n": len(job.y), "eps": job.eps}
+    record |= {"clean": 100 * float(right.float().mean()), "attacks": []}
+    report["models"].append(record)
+    weight = {each.case.name: each.case.passes(job.images.num_classes) for each in contests}
+    total = report["repeats"] * sum(
+        weight[each.case.name] * sum(not entry.absent for entry in each.entries) for each in contests
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(stderr=True), speed_estimate_period=DAY) as bar:
+        task = bar.add_task("starting", total=total)
+
+        def before(case: bench.AttackCase, entry: bench.Entry) -> None:
+            bar.update(task, description=f"{record['model']}: {case.label}, {entry.name}")
+
+        def after(case: bench.AttackCase, entry: bench.Entry) -> None:
+            bar.advance(task, 0 if entry.absent else weight[case.name])
+            record["attacks"] = bench.attack_summary(contests, len(job.y))
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                write_atomic(file, (json.dumps(report, indent=1) + "\n").encode())
+
+        bench.compete(job, contests, report["repeats"], before=before, after=after)
+
+
+def _print(report: dict[str, Any]) -> None:
+    console.print(bench.attack_facts(report), markup=False, highlight=False)
+    for model in report["models"]:
+        console.print(f"\n{bench.model_title(model)}", style="bold", markup=False, highlight=False)
+        for attack in model["attacks"]:
+            console.print("", _table(attack))
+
+
+def _table(attack: dict[str, Any]) -> Table:
+    title = f"{attack['attack']} ({attack['settings']})"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
+    rows = bench.attack_rows(attack["contestants"])
+    for heading, cells in zip(bench.ATTACK_HEADINGS, zip(*rows, strict=True), strict=True):
+        # In a narrow terminal the last column is cut, and no number.
+        least = None if heading == NOTES else max(map(len, (heading, *cells)))
+        table.add_column(
+            heading, justify="left" if heading in (WHO, NOTES) else "right", no_wrap=True, min_width=least
+        )
+    for row in rows:
+        table.add_row(*row)
+    return table
