@@ -16,7 +16,7 @@ from atlas.attacks.state import Fresh, State, Step
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
 from atlas.rng import Rng
-from atlas.threat import L2, Linf, Threat
+from atlas.threat import L2, Linf, Threat, per_example
 
 SHORTEST = 1e-8
 """Steps count as at least so long when two of them are weighed, so that 0 / 0 is not met."""
@@ -91,18 +91,17 @@ class TargetedFAB(Attack[FABState]):
         x_new = self._move(state, threat, height(logits), gradient)
         with torch.no_grad():
             logits_new = model(x_new)
-        share = x_new.new_ones(len(x_new), 1).masked_fill_(
-            (logits_new.argmax(1) != state.y)[:, None], self.beta
-        )
-        x_adv = torch.lerp(state.x.flatten(1), x_new.flatten(1), share).view_as(x_new)
+        wrong = logits_new.argmax(1) != state.y
+        share = x_new.new_ones(len(x_new)).masked_fill_(wrong, self.beta)
+        x_adv = torch.lerp(state.x, x_new, per_example(share, x_new))
         return Step(replace(state, x_adv=x_adv, step=state.step + 1), x_new, logits_new)
 
     def _move(self, state: FABState, threat: Threat, height: Tensor, gradient: Tensor) -> Tensor:
         """The next point, by the hyperplane height + gradient.(z - x') = 0."""
         points = torch.stack([state.x_adv, state.x], 1).flatten(2)
         w = gradient.flatten(1)
-        height_at_x = height - torch.linalg.vecdot(w, points[:, 0] - points[:, 1])
-        d, lengths = shortest_steps(threat, points, w, -torch.stack([height, height_at_x], 1))
+        rise = torch.bmm(points[:, :1] - points[:, 1:], w[:, None].transpose(1, 2)).view(-1)  # w.(x' - x)
+        d, lengths = shortest_steps(threat, points, w, torch.stack([-height, rise - height], 1))
         lengths = lengths.clamp_min(SHORTEST)
         a = (lengths[:, :1] / lengths.sum(1, keepdim=True)).clamp_max(self.alpha_max)
         ends = points.add_(d, alpha=self.eta)
@@ -112,6 +111,5 @@ class TargetedFAB(Attack[FABState]):
 def _half_way(x: Tensor, threat: Threat, rng: Rng) -> Tensor:
     """Random points at half the radius, cut by the box."""
     noise = threat.noise(x, rng)
-    length = threat.distance(noise, torch.zeros_like(noise))[:, None]
-    unit = noise.flatten(1).div_(length.clamp_min_(torch.finfo(x.dtype).tiny))
-    return unit.mul_(threat.eps / 2).view_as(x).add_(x).clamp_(0, 1)
+    length = threat.distance(noise, torch.zeros_like(noise)).clamp_min_(torch.finfo(x.dtype).tiny)
+    return noise.mul_(per_example(threat.eps / 2 / length, x)).add_(x).clamp_(0, 1)

@@ -50,8 +50,10 @@ def _passed(weights: Tensor, stops: Tensor, total: Tensor) -> Tensor:
     """
     column = weights[:, None].transpose(1, 2)  # bmm is several times slower with a contiguous one
     left = total = total[..., None]
-    mu, last_slope = torch.zeros_like(total), torch.full_like(total, torch.inf)
-    free, passed = torch.empty_like(stops), torch.zeros_like(stops)
+    # Where all of it is out of reach, mu would climb past every stop.
+    mu = torch.zeros_like(total).masked_fill_(torch.bmm(stops, column) <= total, torch.inf)
+    last_slope = torch.full_like(total, torch.inf)
+    free, passed = torch.empty_like(stops), torch.empty_like(stops)
     for _ in range(NEWTON_STEPS):
         # A mask in floats, written at once, costs a fraction of a bool one.
         slope = torch.bmm(torch.gt(stops, mu, out=free), column)
