@@ -64,7 +64,8 @@ def _arguments(ctx: typer.Context) -> list[str]:
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]], requests: Requests, folders: Sequence[Path]) -> None:
     """Until all have ended well; a signal, or one that fails, ends them all."""
-    with Display(shown=True) as display:
+    display = Display(shown=True)
+    with display.bars:
         _watch(workers, requests, folders, display)
     _check(workers)
 

@@ -107,7 +107,7 @@ class Evaluation:
         for label in self.plan.left_out:
             display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
         with ExitStack() as stack:
-            stack.enter_context(display)
+            stack.enter_context(display.bars)
             stack.enter_context(locked(place.path) if place else nullcontext())
             stack.enter_context(frozen(self.model))
             requests = stack.enter_context(caught_signals())
