@@ -20,12 +20,14 @@ def searched(model: Model, dtype: str) -> Model:
     """The model in the precision `dtype`, to search with: what it finds is checked with the model itself.
 
     Images come in and logits go out as they do for the model. In bfloat16 it is a copy of the weights,
-    channels last, which this arithmetic wants. In float32 it is the model, but for the gradient of a first
-    layer that sees one channel: see `FoldedConv`.
+    channels last, which this arithmetic wants. In float32 it is the model. In both, the gradient of a first
+    layer that sees one channel is taken in a faster way: see `FoldedConv`.
     """
     kind = choose("attack dtype", dtype, DTYPES)
+    if isinstance(model, nn.Module):
+        model = _folded(model)
     if kind == torch.float32:
-        return _folded(model)
+        return model
     if not isinstance(model, nn.Module):
         raise UsageError(f"{dtype} search needs an nn.Module, got a {type(model).__name__}: take float32")
     fast = copy.deepcopy(model).to(kind).eval().requires_grad_(False)
@@ -48,8 +50,8 @@ def averaged(model: Model, passes: int) -> Model:
     return model if passes == 1 else lambda x: torch.stack([model(x) for _ in range(passes)]).mean(0)
 
 
-def _folded(model: Model) -> Model:
-    if not isinstance(model, nn.Module) or not any(map(_slow_to_go_back, model.modules())):
+def _folded(model: nn.Module) -> nn.Module:
+    if not any(map(_slow_to_go_back, model.modules())):
         return model
     fast = copy.deepcopy(model).eval().requires_grad_(False)
     for module in fast.modules():
