@@ -100,15 +100,12 @@ def run(attack: Attack, threat: Threat, model: Model, images: data.Images) -> Ou
     return lanes.run(attack, model, images.pixels(slice(None)), images.y, threat, rng)
 
 
-def measure(path: Path, n: int) -> None:
+def measure(path: Path, n: int, commit: str) -> None:
     model = searched(load_model(path) if path.is_dir() else published(path), "float32")
     images = data.load("mnist", train=False).subset(slice(n))
     found: dict[str, Any] = {
         "command": f"python scripts/untargeted_optimizers.py measure {named(path)} --n {n}",
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        **{"seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
+        **{"commit": commit, "seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
     }
     for kind, grid in GRID.items():
         found[kind] = [
@@ -156,7 +153,18 @@ def table(kind: str) -> str:
             for (optimizer, schedule, size), each in cases(models, kind)
         ]
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([f"{caption(models, kind)}:\n", *("| " + " | ".join(line) + " |" for line in lines)])
+
+
+def caption(models: dict[str, Any], kind: str) -> str:
+    """The settings, which are the same for all models, or this is an error."""
+    ((n, seed, steps, restarts),) = {
+        tuple(m[k] for k in ("n", "seed", "steps", "restarts")) for m in models.values()
+    }
+    budget = (
+        f"1 restart of {steps} steps a class" if kind == "orders" else f"{restarts} restarts of {steps} steps"
+    )
+    return f"{THREATS.get(kind, THREATS['linf'])}, {budget}, first {n} test images, seed {seed}"
 
 
 def score(model: dict[str, Any], right: int) -> str:
@@ -196,8 +204,11 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--n", type=int, default=500, help="test images")
     options = parser.parse_args()
+    head = ["git", "rev-parse", "--short", "HEAD"]
+    # Asked once: what runs is what was there when it began.
+    commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     for model in options.models:
-        measure(model, options.n)
+        measure(model, options.n, commit)
     if options.what == "write":
         write()
 

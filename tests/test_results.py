@@ -9,10 +9,12 @@ from types import ModuleType
 
 import pytest
 
+from atlas.attacks import Untargeted
 from atlas.evaluation import Score
 from atlas.reproduce.demo import Row, markdown
 
 ROOT = Path(__file__).parents[1]
+OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 
 
@@ -48,3 +50,28 @@ def test_the_demo_in_readme() -> None:
 def test_the_tables_of_mnist(data_set: str) -> None:
     shown = between("docs/mnist.md", f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->")
     assert shown == script("mnist_results").table(data_set)
+
+
+@pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
+def test_the_tables_of_attacks(kind: str) -> None:
+    shown = between("docs/attacks.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
+    assert shown == script("untargeted_optimizers").table(kind)
+
+
+@pytest.mark.parametrize("kind", ["linf", "l2"])
+def test_the_default_of_un_t_found_most(kind: str) -> None:
+    """Of all models together, and of the schedules that `Untargeted` has."""
+    measured, models = script("untargeted_optimizers"), json.loads((ROOT / OPTIMIZERS).read_text())
+    right = {case: sum(n for _, n in each) for case, each in measured.cases(models, kind)}
+    offered = [case for case in right if case[1] in ("constant", "linear")]
+    default, step = Untargeted(), measured.THREATS[kind].eps
+    assert (default.optimizer, default.decay, default.step_size) == ("steepest", True, None)
+    assert min(offered, key=right.__getitem__) == ("steepest", "linear", step)
+
+
+def test_the_order_of_multi_t_fools_sooner() -> None:
+    for model in json.loads((ROOT / OPTIMIZERS).read_text()).values():
+        ranked, numbered = (
+            model["orders"][order]["until_fooled"] for order in ("by clean logits", "by number")
+        )
+        assert 2 * ranked < numbered, "several times"
