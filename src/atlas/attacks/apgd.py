@@ -110,8 +110,11 @@ class AutoPGD(Attack[APGDState]):
         logits, gradient = input_gradient(model, state.x_adv, lambda logits: self.climbed(logits, state))
         noted = _note(state, self.climbed(logits, state), gradient)
         checked, back = self._check(noted)
-        x_from = _choose(back, noted.x_best, state.x_adv)
-        x_adv = _move(checked, x_from, _choose(back, noted.gradient_best, gradient), threat)
+        x_from = state.x_adv
+        if back.any():
+            x_from = _choose(back, noted.x_best, x_from)
+            gradient = _choose(back, noted.gradient_best, gradient)
+        x_adv = _move(checked, x_from, gradient, threat)
         return Step(replace(checked, x_adv=x_adv, x_last=x_from, step=state.step + 1), state.x_adv, logits)
 
     def _check(self, state: APGDState) -> tuple[APGDState, Tensor]:
