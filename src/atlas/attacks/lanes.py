@@ -119,11 +119,15 @@ class Engine:
 
     def step(self) -> None:
         """Advance all lanes by one step, note what is found, and let waiting attempts in."""
-        self._fill()
+        if self.lanes is None:
+            self._fill()
+        live = self.lanes.live if self.lanes else None
         if self.lanes:
             self._advance(self.lanes)
-        self._look_at_last()
-        self._fill()
+        if self.finishing:
+            self._look_at_last()
+        if self.lanes and self.lanes.live is not live:
+            self._fill()
 
     def outcome(self) -> Outcome:
         steps, forwards = self.attack.steps, self.attack.forwards
@@ -212,7 +216,7 @@ class Engine:
     def _look_at_last(self) -> None:
         """Ask the model at the last points, which a loop of steps never does, once they fill a batch."""
         busy = self.taken < self.all or (self.lanes is not None and bool(self.lanes.live.any()))
-        if not self.finishing or (busy and sum(map(len, self.finishing)) < self.batch_size):
+        if busy and sum(map(len, self.finishing)) < self.batch_size:
             return
         lanes = reduce(Lanes.join, self.finishing)
         self.finishing = []
