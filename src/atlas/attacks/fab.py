@@ -13,6 +13,7 @@ from atlas.attacks.frozen import Model
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.hyperplane import shortest_steps
 from atlas.attacks.state import Fresh, State, Step
+from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
 from atlas.rng import Rng
@@ -59,10 +60,7 @@ class TargetedFAB(Attack[FABState]):
     looks_at_last: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name in ("targets", "steps", "restarts"):
-            count = getattr(self, name)
-            if int(count) != count or count < 1:
-                raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+        check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
         for name in ("alpha_max", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is {getattr(self, name)}; wanted a number from 0 to 1")

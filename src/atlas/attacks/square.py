@@ -14,7 +14,7 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.frozen import Model
 from atlas.attacks.state import Fresh, State, Step
 from atlas.attacks.windows import Windows, signed
-from atlas.config import check_choices
+from atlas.config import check_choices, check_counts
 from atlas.errors import UsageError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
@@ -62,10 +62,7 @@ class Square(Attack[SquareState]):
 
     def __post_init__(self) -> None:
         check_choices(self)
-        for name in ("queries", "restarts"):
-            count = getattr(self, name)
-            if int(count) != count or count < 1:
-                raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+        check_counts(queries=self.queries, restarts=self.restarts)
         if not 0 < self.p <= 1:
             raise UsageError(f"p is {self.p}; wanted a share of the image, above 0 and at most 1")
 
