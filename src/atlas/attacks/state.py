@@ -62,8 +62,9 @@ class State:
         return {name: value for name, value in values.items() if value is not None}
 
     def select(self, which: Tensor) -> Self:
-        """The lanes of this index or mask."""
-        return replace(self, **{name: value[which] for name, value in self.tensors().items()})
+        """The lanes of these indices."""
+        # Several times faster than value[which].
+        return replace(self, **{k: v.index_select(0, which) for k, v in self.tensors().items()})
 
     def join(self, other: Self) -> Self:
         """These lanes, then the other's."""

@@ -236,7 +236,7 @@ def test_works_where_gradients_are_off() -> None:
 def test_lanes_of_a_state() -> None:
     model, (x, y) = net(), images()
     state = PGD(objective="kl").start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
-    some, rest = state.select(torch.arange(5)), state.select(torch.arange(COUNT) >= 5)
+    some, rest = state.select(torch.arange(5)), state.select(torch.arange(5, COUNT))
     assert (len(some), len(rest), len(state)) == (5, COUNT - 5, COUNT)
     back = some.join(rest)
     for name in ("x", "y", "x_adv", "step", "logits"):
