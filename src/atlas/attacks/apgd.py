@@ -205,8 +205,7 @@ class TargetedAPGD(AutoPGD):
         return min(self.targets, num_classes - 1) * self.restarts
 
     def aims(self, model: Model, fresh: Fresh) -> Tensor:
-        wrong = fresh.clean_logits(model).scatter(1, fresh.y[:, None], -torch.inf)
-        likeliest = wrong.topk(min(self.targets, wrong.shape[1] - 1)).indices
+        likeliest = fresh.likeliest_wrong(model, self.targets)
         return likeliest.gather(1, fresh.attempt[:, None] // self.restarts)[:, 0]
 
     def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:

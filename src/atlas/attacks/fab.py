@@ -71,8 +71,7 @@ class TargetedFAB(Attack[FABState]):
         return min(self.targets, num_classes - 1) * self.restarts
 
     def start(self, model: Model, fresh: Fresh, threat: Threat) -> FABState:
-        wrong = fresh.clean_logits(model).scatter(1, fresh.y[:, None], -torch.inf)
-        likeliest = wrong.topk(min(self.targets, wrong.shape[1] - 1)).indices
+        likeliest = fresh.likeliest_wrong(model, self.targets)
         rank, restart = fresh.attempt % likeliest.shape[1], fresh.attempt // likeliest.shape[1]
         target = likeliest.gather(1, rank[:, None])[:, 0]
         x_adv = fresh.x.clone()

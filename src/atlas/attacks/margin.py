@@ -132,10 +132,8 @@ class MultiTargeted(Margin):
         return self.restarts * (num_classes - 1)
 
     def start(self, model: Model, fresh: Fresh, threat: Threat) -> MarginState:
-        others = fresh.clean_logits(model).scatter(1, fresh.y[:, None], -torch.inf)
-        ranked = others.argsort(dim=1, descending=True, stable=True)
-        rank = fresh.attempt % (ranked.shape[1] - 1)
-        target = ranked.gather(1, rank[:, None])[:, 0]
+        wrong = fresh.likeliest_wrong(model)
+        target = wrong.gather(1, (fresh.attempt % wrong.shape[1])[:, None])[:, 0]
         return replace(super().start(model, fresh, threat), target=target)
 
     def loss(self, logits_adv: Tensor, state: MarginState) -> Tensor:

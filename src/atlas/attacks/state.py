@@ -35,6 +35,12 @@ class Fresh:
         with torch.no_grad():
             return model(self.x)
 
+    def likeliest_wrong(self, model: Model, most: int | None = None) -> Tensor:
+        """The wrong classes by their clean logits, the largest first, at most so many: int64 [B, count]."""
+        wrong = self.clean_logits(model).scatter(1, self.y[:, None], -torch.inf)
+        count = wrong.shape[1] - 1
+        return wrong.topk(count if most is None else min(most, count)).indices
+
     def no_steps(self) -> Tensor:
         """The step counter of a new state, int64 [B]."""
         return torch.zeros_like(self.y)
