@@ -3,11 +3,10 @@
 from atlas.bench.attack import OURS, Contest, Entry, compete, contest
 from atlas.bench.attack_cases import AttackCase, attack_cases
 from atlas.bench.attack_report import (
-    ATTACK_BEGIN,
-    ATTACK_END,
     ATTACK_HEADINGS,
     attack_facts,
     attack_markdown,
+    attack_markers,
     attack_rows,
     attack_summary,
     model_title,
@@ -28,8 +27,6 @@ from atlas.bench.report import (
 from atlas.bench.step import WARM_UP, Pair, Timing, measure, pairs, random_batch
 
 __all__ = [
-    "ATTACK_BEGIN",
-    "ATTACK_END",
     "ATTACK_HEADINGS",
     "EQUATIONS",
     "HEADINGS",
@@ -49,6 +46,7 @@ __all__ = [
     "attack_cases",
     "attack_facts",
     "attack_markdown",
+    "attack_markers",
     "attack_rows",
     "attack_summary",
     "case",

@@ -10,10 +10,15 @@ import numpy as np
 from atlas.bench.attack import NOT_INSTALLED, OURS, Contest, Entry
 from atlas.bench.report import facts, quartiles, ratio
 
-ATTACK_BEGIN, ATTACK_END = "<!-- begin: atlas bench attack -->", "<!-- end: atlas bench attack -->"
 ATTACK_HEADINGS = ("who", "seconds", f"time / {OURS}", "robust %", "how")
 LONGEST_NOTE = 46
 """Letters, so that a row fits a terminal of 100 columns."""
+
+
+def attack_markers(part: str = "") -> tuple[str, str]:
+    """The lines of a page between which the tables go; a page may have several parts, by their names."""
+    name = f"atlas bench attack {part}".strip()
+    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
 
 
 def attack_summary(contests: Sequence[Contest], n: int) -> list[dict[str, Any]]:

@@ -58,6 +58,7 @@ def attack(
     markdown_file: Annotated[
         Path | None, typer.Option("--markdown", help="Put the tables into this file, between its markers.")
     ] = None,
+    part: Annotated[str, typer.Option(help="Of a file with several tables: the one of this name.")] = "",
 ) -> None:
     """The time of each attack in other libraries over that of ours, and what each leaves standing.
 
@@ -68,7 +69,7 @@ def attack(
     - `atlas bench attack --weights runs/mnist-adv-1 --attack pgd --attack autoattack --json times.json`
     - `atlas bench attack --weights w.safetensors --model cnn-small --data mnist --eps 0.3`
     """
-    markers = (bench.ATTACK_BEGIN, bench.ATTACK_END)
+    markers = bench.attack_markers(part)
     if markdown_file is not None:
         bench.check_markers(markdown_file, *markers)
     jobs = {what: _job(what, model, data, eps, n, batch, device, root) for what in weights}

@@ -14,7 +14,6 @@ from atlas.bench.report import BEGIN, END
 
 ROOT = Path(__file__).parents[3]
 PAGE, DATA = ROOT / "docs" / "speed.md", ROOT / "results" / "bench-step.json"
-ATTACK_DATA = ROOT / "results" / "bench-attack.json"
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an installed source tree without its docs")
 
@@ -51,9 +50,9 @@ def test_the_measured_tables_are_those_of_the_stored_times() -> None:
     assert block == bench.markdown(json.loads(DATA.read_text()))
 
 
-def test_the_tables_of_attacks_are_those_of_the_stored_times() -> None:
-    block = PAGE.read_text().partition(bench.ATTACK_BEGIN)[2].partition(bench.ATTACK_END)[0].strip()
-    stored = ATTACK_DATA.exists()
-    assert block == (
-        bench.attack_markdown(json.loads(ATTACK_DATA.read_text())) if stored else "Not measured yet."
-    )
+@pytest.mark.parametrize("part", ["half robust", "robust", "stages"])
+def test_the_tables_of_attacks_are_those_of_the_stored_times(part: str) -> None:
+    begin, end = bench.attack_markers(part)
+    block = PAGE.read_text().partition(begin)[2].partition(end)[0].strip()
+    stored = ROOT / "results" / f"bench-attack-{part.replace(' ', '-')}.json"
+    assert block == bench.attack_markdown(json.loads(stored.read_text()))
