@@ -11,6 +11,7 @@ import pytest
 
 from atlas.attacks import Untargeted
 from atlas.evaluation import Score
+from atlas.evaluation.load import load_report
 from atlas.reproduce.demo import Row, markdown
 
 ROOT = Path(__file__).parents[1]
@@ -75,3 +76,13 @@ def test_the_order_of_multi_t_fools_sooner() -> None:
             model["orders"][order]["until_fooled"] for order in ("by clean logits", "by number")
         )
         assert 2 * ranked < numbered, "several times"
+
+
+def test_autoattack_on_the_published_model() -> None:
+    """At each stage at most half a point above the original, and the flag for Square goes up."""
+    module = script("evaluation_results")
+    assert between("docs/evaluation.md", module.BEGIN, module.END) == module.table()
+    report = load_report(module.RESULTS)
+    for label, original in module.ORIGINAL.items():
+        assert 100 * report.scores[label].rate <= original + 0.5
+    assert [flag.name for flag in report.flags] == ["black-box-stronger"]
