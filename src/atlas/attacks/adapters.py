@@ -25,7 +25,7 @@ NORMS: dict[str, type[Threat]] = {"linf": Linf, "inf": Linf, "l2": L2, "2": L2, 
 """What an attack's own norm may be called."""
 
 
-def adapt(theirs: Any, name: str | None = None) -> Adapted:
+def adapt(theirs: Any, name: str | None = None, *, white_box: bool = True) -> Adapted:
     """An attack object of torchattacks, foolbox or ART as an attack of ours.
 
         attack = atlas.attacks.adapt(torchattacks.PGD(model, eps=8 / 255, steps=20))
@@ -35,9 +35,11 @@ def adapt(theirs: Any, name: str | None = None) -> Adapted:
     one outside the ball is drawn back to it first.
     A torchattacks object is lent the model under attack for each batch, whatever model it was made with, and
     foolbox takes model and eps with each call. **An ART attack owns its model**: it needs an estimator of
-    ART, so make that of the model which is evaluated; with another one this is a transfer attack.
+    ART, so make that of the model which is evaluated; with another one this is a transfer attack. With
+    `white_box=False` it is one that only asks the model.
     """
-    return Adapted(theirs, name or f"{_library(theirs)}.{type(theirs).__name__}")
+    kind = Adapted if white_box else AdaptedBlackBox
+    return kind(theirs, name or f"{_library(theirs)}.{type(theirs).__name__}")
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,13 +48,14 @@ class Adapted(Attack[State]):
 
     It works on a batch at a time and **its randomness is its own**: its images may depend on the batch size,
     on the order and on what was drawn before, and a killed evaluation begins its batch again. It counts as
-    a white-box attack of one query, the one that verifies: what it asks on its own is not counted. It comes
-    from no table of a configuration, so it is in no registry.
+    one query, the one that verifies: what it asks on its own is not counted. It comes from no table of a
+    configuration, so it is in no registry.
     """
 
     theirs: Any
     name: str
     steps: int = field(default=1, init=False)
+    counts_steps: ClassVar[bool] = False
     looks_at_last: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -94,6 +97,12 @@ class Adapted(Attack[State]):
         with torch.no_grad():
             logits = model(x_adv)
         return Step(replace(state, x_adv=x_adv, step=state.step + 1), x_adv, logits)
+
+
+class AdaptedBlackBox(Adapted):
+    """The same, for an object that needs no gradients."""
+
+    white_box: ClassVar[bool] = False
 
 
 class Lent(nn.Module):

@@ -29,6 +29,8 @@ class Attack(ABC, Generic[S]):
     """Whether the attack needs gradients of the model."""
     threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)
     """The threats under which it is defined."""
+    counts_steps: ClassVar[bool] = True
+    """Whether `steps` tells how long it searches, as honesty checks take it."""
     forwards: ClassVar[int] = 1
     """Forward passes a step."""
     looks_at_last: ClassVar[bool] = True

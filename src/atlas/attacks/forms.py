@@ -30,7 +30,10 @@ def searched(model: Model, dtype: str) -> Model:
         return model
     if not isinstance(model, nn.Module):
         raise UsageError(f"{dtype} search needs an nn.Module, got a {type(model).__name__}: take float32")
-    fast = copy.deepcopy(model).to(kind).eval().requires_grad_(False)
+    try:
+        fast = copy.deepcopy(model).to(kind).eval().requires_grad_(False)
+    except Exception as error:
+        raise UsageError(f"the model cannot be copied for {dtype} ({error}): search in float32") from error
     fast = fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def search(x: Tensor) -> Tensor:
@@ -53,7 +56,10 @@ def averaged(model: Model, passes: int) -> Model:
 def _folded(model: nn.Module) -> nn.Module:
     if not any(map(_slow_to_go_back, model.modules())):
         return model
-    fast = copy.deepcopy(model).eval().requires_grad_(False)
+    try:
+        fast = copy.deepcopy(model).eval().requires_grad_(False)
+    except Exception:  # a model may hold what cannot be copied, and does without this
+        return model
     for module in fast.modules():
         if _slow_to_go_back(module):
             module.__class__ = FoldedConv
@@ -96,6 +102,6 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (weight,) = ctx.saved_tensors
-        columns = weight.flatten(1).t() @ gradients[0].flatten(2)
+        columns = weight.flatten(1).t() @ gradients[0].to(weight.dtype).flatten(2)  # autocast may lower it
         image = F.fold(columns, ctx.size, weight.shape[2:], 1, ctx.padding, ctx.stride)
         return image, None, None, None, None

@@ -51,9 +51,10 @@ def suite(name: str, data: str = "") -> Suite:
         if name not in tables:
             raise unknown("suite", name, tables)
         table = tables.get(f"{name}-{data}", tables[name])
-    attacks = {
-        entry["label"]: {k: v for k, v in entry.items() if k != "label"} for entry in _all(table, data)
-    }
+    entries = _all(table, data)
+    attacks = {e["label"]: {k: v for k, v in e.items() if k != "label"} for e in entries}
+    if len(attacks) < len(entries):
+        raise UsageError(f"suite {name}: two attacks share a label, of {[e['label'] for e in entries]}")
     return Suite(name, table["description"], attacks, table.get("on") == "standing")
 
 
@@ -65,13 +66,18 @@ def _own(path: Path) -> dict[str, Any]:
     for key in table:
         if key not in KEYS:
             raise unknown(f"key in {path}:", key, KEYS)
-    attacks = table.get("attacks", [])
-    fine = isinstance(attacks, list) and all(
-        isinstance(a, dict) and {"label", "name"} <= set(a) for a in attacks
-    )
-    if not fine:
-        raise UsageError(f"{path}: wanted attacks = [{{ label = ..., name = ..., steps = ... }}, ...]")
+    attacks, includes = table.get("attacks", []), table.get("includes", [])
+    if not isinstance(attacks, list) or not all(map(_is_entry, attacks)):
+        raise UsageError(f'{path}: wanted attacks = [{{ label = "...", name = "...", steps = ... }}, ...]')
+    if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
+        raise UsageError(f"{path}: includes is {includes!r}; wanted a list of suites")
+    if table.get("on", "standing") != "standing":
+        raise UsageError(f'{path}: on is {table["on"]!r}; wanted on = "standing", or leave it away')
     return {"description": "", **table}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("label", "name"))
 
 
 def _all(table: Mapping[str, Any], data: str) -> list[dict[str, Any]]:

@@ -105,7 +105,7 @@ def evaluate(
     if not as_json:
         console.print(f"writing to {folder}", markup=False, highlight=False)
     if processes > 1:
-        run_shards(ctx, folder, processes, list(plan.attacks))
+        run_shards(ctx, task, folder, processes)
     _print(task.run(folder), as_json)
 
 
@@ -115,6 +115,13 @@ def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
         raise UsageError(
             "--eps is missing: the radius in pixel units, such as 8/255; a run's folder knows its own"
         )
+    if (
+        known is not None
+        and eps is None
+        and norm is not None
+        and not isinstance(known, choose("norm", norm, THREATS))
+    ):
+        raise UsageError(f"--eps is missing: the run's threat is {known}, which says nothing of {norm}")
     kind = choose("norm", norm, THREATS) if norm is not None else type(known) if known else THREATS["linf"]
     radius = number(eps) if eps is not None else known.eps if known else 0.0
     return kind(radius)

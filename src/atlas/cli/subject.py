@@ -13,6 +13,7 @@ from atlas.models import source
 from atlas.reproduce import preset
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
+from atlas.training.folder import RunFolder
 from atlas.training.run import checked_device
 
 EVALUATIONS = "evaluations"
@@ -62,6 +63,7 @@ def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Pa
         if not place.is_dir():
             known, table = preset.load_preset(name)
             place = folder / known
-            train(RunConfig.of(table), place, data_root=root, device=device)
+            if not RunFolder(place).last.exists():  # which is written when a run has come to its end
+                train(RunConfig.of(table), place, data_root=root, device=device)
         found.append(load_model(place, device=checked_device(device)))
     return found

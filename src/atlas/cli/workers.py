@@ -12,29 +12,40 @@ from pathlib import Path
 
 import typer
 
+from atlas.disk import locked
 from atlas.errors import Interrupted, LostWorkerError
 from atlas.evaluation import Shard, merge
 from atlas.evaluation.display import Display
-from atlas.evaluation.folder import EvaluationFolder, slug
+from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.signals import Requests, caught_signals
 
 POLL_SECONDS = 0.2
 NOT_FOR_WORKERS = {"processes", "shard", "out", "as_json"}
 
 
-def run_shards(ctx: typer.Context, folder: Path, of: int, labels: Sequence[str]) -> None:
-    """Run the command of `ctx` once for each shard, and merge what they leave in the folder.
+def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> None:
+    """Run the command of `ctx` once for each shard of the task, and merge what they leave in the folder.
 
-    Threads are shared out among the processes, unless the user has set their number.
+    Threads are shared out among the processes, unless the user has set their number. A Ctrl-C reaches this
+    process alone, which passes it on: a worker that heard it twice would not wait to save.
     """
-    if all(EvaluationFolder(folder).load_columns(f"attack-{slug(label)}") for label in labels):
+    place, of = EvaluationFolder(folder), min(of, len(task.data))
+    with locked(folder):
+        place.claim(task.about)
+    if all(place.holds(label, images=task.save_images) for label in task.plan.attacks):
         return
     threads = str(max(1, (os.cpu_count() or 1) // of))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     command = [sys.executable, "-m", "atlas", "evaluate", *_arguments(ctx), "--out", str(folder)]
     with caught_signals() as requests:
         workers = [
-            subprocess.Popen([*command, "--shard", f"{index}/{of}"], env=environment, stderr=subprocess.PIPE)
+            subprocess.Popen(
+                [*command, "--shard", f"{index}/{of}"],
+                env=environment,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
             for index in range(of)
         ]
         try:
@@ -43,7 +54,7 @@ def run_shards(ctx: typer.Context, folder: Path, of: int, labels: Sequence[str])
             for worker in workers:
                 worker.terminate()
                 worker.wait()
-    merge(folder, of, labels)
+    merge(folder, of, list(task.plan.attacks))
 
 
 def _arguments(ctx: typer.Context) -> list[str]:

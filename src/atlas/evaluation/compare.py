@@ -60,22 +60,28 @@ class Paired:
 
 
 def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
-    """Two evaluations of the same images: for "clean", each attack that both ran and the worst case."""
+    """Two evaluations of the same images: "clean", each attack that both ran, and the worst case.
+
+    The worst case is compared only where both ran the same attacks.
+    """
     if a.about["data_hash"] != b.about["data_hash"] or a.ids.tolist() != b.ids.tolist():
         raise UsageError(
             f"the first evaluation is of {a.n} images of {a.about['data']}, the second of {b.n} of "
             f"{b.about['data']}; a paired test needs the same images: evaluate both models on one set"
         )
-    for key in ("threat", "standing"):
+    for key in ("threat", "standing", "attack_dtype", "eot"):
         if a.about[key] != b.about[key]:
             raise UsageError(f"{key} is {a.about[key]} in one evaluation and {b.about[key]} in the other")
     if not (a.valid and b.valid):
         raise UsageError("an evaluation with a fatal flag is invalid, and so is a comparison with it")
-    both = [label for label in a.results if label in b.results]
-    same = [label for label in both if a.results[label].table == b.results[label].table]
+    tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]
+    same = [label for label, table in tables[0].items() if tables[1].get(label) == table]
     pairs = {"clean": (a.clean_right, b.clean_right)}
-    pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
-    pairs |= {"worst case": (a.robust, b.robust)}
+    if tables[0] == tables[1]:
+        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
+        pairs |= {"worst case": (a.robust, b.robust)}
+    elif not a.about["standing"]:  # in a chain, what an attack leaves depends on those before it
+        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
     return {k: (_score(one), _score(other), paired(one, other)) for k, (one, other) in pairs.items()}
 
 

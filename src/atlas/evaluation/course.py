@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import Attack, Model
+from atlas.attacks import Attack, Model, Transfer
 from atlas.attacks.forms import averaged, searched
 from atlas.attacks.gradient import check_gradients
 from atlas.attacks.lanes import Engine, ask
@@ -49,6 +49,8 @@ class Subject:
         asked = averaged(model, plan.eot)
         for attack in plan.attacks.values():
             attack.check(plan.threat)
+            for surrogate in attack.surrogates if isinstance(attack, Transfer) else ():
+                check_inputs(surrogate, x, y, plan.threat)
             check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
         return cls(asked, search, x, y, ask(asked, x, batch_size), rng, plan, batch_size)

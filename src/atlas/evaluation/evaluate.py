@@ -18,11 +18,11 @@ from atlas.disk import locked
 from atlas.errors import UsageError
 from atlas.evaluation.course import Subject, finish
 from atlas.evaluation.display import Display
-from atlas.evaluation.flags import after
+from atlas.evaluation.flags import Flag, after
 from atlas.evaluation.folder import EvaluationFolder, slug
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
-from atlas.evaluation.results import AttackResult, Report, columns_of
+from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
@@ -89,9 +89,18 @@ class Evaluation:
         files = [slug(label) for label in self.plan.attacks]
         if not files:
             raise UsageError("there is no attack to run; choose a suite or give attacks")
+        labels = list(self.plan.attacks)
         if len(set(files)) < len(files):
-            labels = list(self.plan.attacks)
             raise UsageError(f"labels {labels} would share files; wanted different letters or digits")
+        if taken := {"clean", "worst case"} & set(labels):
+            raise UsageError(f"{sorted(taken)} are rows of every table; wanted other labels")
+        for label, attack in self.plan.attacks.items():
+            if not isinstance(attack, Attack):
+                raise UsageError(
+                    f"{label} is a {type(attack).__name__}; wanted an attack: see atlas.attacks.adapt"
+                )
+        if self.batch_size < 1:
+            raise UsageError(f"batch_size is {self.batch_size}; wanted a whole number from 1")
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -132,18 +141,26 @@ class _Work:
         images = task.data.subset(shard.part) if shard else task.data
         subject = Subject.of(task.model, images, plan, task.batch_size)
         right = subject.logits.argmax(1).eq(subject.y).cpu()
-        results = self._attacked(subject, images.ids, right)
-        flags = []
-        if shard is None:
-            flags = probe(
-                subject.model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1
-            ) + after([result.record() for result in results.values()])
-        report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds)
         if self.place:
-            self.place.save_columns("clean", {"ids": images.ids, "y": images.y, "right": right})
-            if shard is None:
-                self.place.save_summary(report.summary())
+            clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
+            self.place.check_answers(clean)
+        flags = [] if shard else self._probed(subject)
+        results = self._attacked(subject, images.ids, right)
+        if shard is None:
+            flags += after([result.record() for result in results.values()])
+        report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds)
+        if self.place and shard is None:
+            self.place.save_summary(report.summary())
         return report
+
+    def _probed(self, subject: Subject) -> list[Flag]:
+        """The flags before any attack; a fatal one is said at once, because attacks take long."""
+        plan = subject.plan
+        flags = probe(subject.model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1)
+        for flag in flags:
+            if flag.fatal:
+                self.display.say(f"the result will be invalid: {flag.name}: {flag.message}", style="bold red")
+        return flags
 
     def _attacked(self, subject: Subject, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:
         results: dict[str, AttackResult] = {}
@@ -161,7 +178,8 @@ class _Work:
         name, attempts = f"attack-{slug(label)}", attack.attempts(subject.logits.shape[1])
         known = (label, attack, attack_table(attack), attempts)
         found = self.place.load_columns(name) if self.place else None
-        if found is not None:
+        wanted = self.place and self.place.holds(label, images=self.evaluation.save_images)
+        if found is not None and wanted and set(found) == set(COLUMNS) and len(found["step"]) == len(tried):
             return AttackResult.of(*known, found)
         engine = subject.under(attack, tried)
         self.seconds[label] = finish(

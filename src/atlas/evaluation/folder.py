@@ -1,7 +1,7 @@
 """The folder of an evaluation.
 
 config.json             model, data, threat, attacks and seed, by which the folder is known
-clean.npz               ids, labels and the verdict on the clean images
+clean.npz               ids, labels, logits and the verdict on the clean images
 attack-LABEL.npz        per example: attempt, step, margin, queries; written when the attack is over
 images-LABEL.safetensors  the images that fool, with their ids, where they were asked for
 state-LABEL.safetensors an attack under way: all that going on needs
@@ -16,6 +16,7 @@ import json
 import re
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from atlas.config import differences
 from atlas.disk import PART, write_atomic
 from atlas.errors import CheckpointError, UsageError
 
-PROGRESS = "progress.json"
+CONFIG, PROGRESS = "config.json", "progress.json"
+SAME = 1e-3
+"""Logits of one model may differ by this share: other batches and other machines round otherwise."""
 
 
 class EvaluationFolder:
@@ -39,17 +42,42 @@ class EvaluationFolder:
 
     def claim(self, about: Mapping[str, Any]) -> None:
         """Take the folder for this evaluation; one that holds another is refused."""
-        path, wanted = self.path / "config.json", json.loads(json.dumps(about))
-        if path.exists():
-            try:
-                found = differences(json.loads(path.read_text()), wanted)
-            except (OSError, ValueError, TypeError, AttributeError) as error:
-                raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
-            if found:
-                what = "; ".join(found)
-                raise UsageError(f"{self.path} holds another evaluation: {what}; choose another folder")
-        else:
+        path, wanted = self.path / CONFIG, json.loads(json.dumps(about))
+        if not path.exists():
             write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())
+        elif found := differences(self.about(), wanted):
+            what = "; ".join(found)
+            raise UsageError(f"{self.path} holds another evaluation: {what}; choose another folder")
+
+    def about(self) -> dict[str, Any]:
+        """Of which evaluation the folder is."""
+        path = self.path / CONFIG
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
+
+    def check_answers(self, clean: Mapping[str, Tensor]) -> None:
+        """Keep the model's clean answers; a model that answers otherwise than the one before is another.
+
+        A fingerprint cannot see what a function or a plain attribute of a module does; its answers can.
+        """
+        known = self.load_columns("clean")
+        if known is None or set(known) != set(clean):
+            self.save_columns("clean", clean)
+            return
+        a, b = known["logits"], clean["logits"]
+        same = a.shape == b.shape and torch.allclose(a, b, SAME, SAME * float(b.abs().max()), equal_nan=True)
+        if not same or not torch.equal(known["ids"], clean["ids"]):
+            raise UsageError(
+                f"{self.path} holds the evaluation of another model: it answered the clean images otherwise; "
+                "choose another folder"
+            )
+
+    def holds(self, label: str, *, images: bool) -> bool:
+        """Whether the attack is over, and its images are there if they are wanted."""
+        done = self.load_columns(f"attack-{slug(label)}") is not None
+        return done and (not images or self._images(label).exists())
 
     def save_columns(self, name: str, columns: Mapping[str, Tensor]) -> None:
         buffer = io.BytesIO()
@@ -65,8 +93,7 @@ class EvaluationFolder:
                 return {key: torch.from_numpy(file[key]) for key in file.files}
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, zipfile.BadZipFile):
-            path.replace(path.with_suffix(".damaged"))
+        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
             return None
 
     def save_state(self, label: str, tensors: Mapping[str, Tensor], seconds: float) -> None:
@@ -115,9 +142,12 @@ class EvaluationFolder:
 
     def times(self) -> dict[str, float]:
         """The seconds of each attack that is over."""
-        path = self.path / "timing.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return {row["attack"]: row["seconds"] for row in rows}
+        path, found = self.path / "timing.jsonl", dict[str, float]()
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+                row = json.loads(line)
+                found[row["attack"]] = float(row["seconds"])
+        return found
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
         write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

@@ -44,6 +44,7 @@ class Plan:
             "seed": self.seed,
             "attack_dtype": self.attack_dtype,
             "eot": self.eot,
+            "left_out": list(self.left_out),
         }
 
 
@@ -89,19 +90,20 @@ def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> 
     """An attack from its table."""
     if table["name"] != TRANSFER:
         return build(Attack, table, REGISTRIES)
-    return Transfer(tuple(surrogates), build(PGD, table["attack"], {}, "attack"))
+    return Transfer(tuple(surrogates), build(PGD, table.get("attack", {}), {}, "attack"))
 
 
 def _only(tables: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, Mapping[str, Any]]:
     if not wanted:
         return dict(tables)
-    names = {label.lower(): label for label in tables} | {t["name"]: label for label, t in tables.items()}
-    extra = {name: {"name": name} for name in wanted if name.lower() not in names and name in ATTACKS}
-    for name in wanted:
-        if name.lower() not in names and name not in extra:
-            raise unknown("attack", name, [*names, *ATTACKS])
-    picked = [names.get(name.lower(), name) for name in wanted]
-    return {label: tables[label] if label in tables else extra[label] for label in picked}
+    picked: dict[str, Mapping[str, Any]] = {}
+    for word in wanted:
+        found = {k: t for k, t in tables.items() if word.lower() in (k.lower(), t["name"])}
+        if not found and word not in ATTACKS:
+            names = [name for label, table in tables.items() for name in (label.lower(), table["name"])]
+            raise unknown("attack", word, {*names, *ATTACKS})
+        picked |= found or {word: {"name": word}}
+    return picked
 
 
 def chosen_images(images: Images, n: int | None, random: bool, seed: int) -> Images:

@@ -16,6 +16,8 @@ from atlas.evaluation.score import Score
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
+SPOIL_ANSWERS = ("random", "batch-dependent", "non-finite")
+"""Fatal flags that make the clean accuracy meaningless too."""
 COLUMNS = ("attempt", "step", "margin", "queries")
 """What is kept of each attack for each example."""
 
@@ -29,6 +31,7 @@ class AttackResult:
     """The attack as in a configuration."""
     white_box: bool
     steps: int
+    """0 where they say nothing."""
     attempts: int
     attempt: Tensor
     """Which attempt fooled the example, from 0; or CLEAN, SURVIVED, BROKEN or SKIPPED."""
@@ -49,7 +52,8 @@ class AttackResult:
         columns: Mapping[str, Tensor],
     ) -> AttackResult:
         values = (columns[name] for name in COLUMNS)
-        return cls(label, table, attack.white_box, attack.steps, attempts, *values)
+        steps = attack.steps if attack.counts_steps else 0
+        return cls(label, table, attack.white_box, steps, attempts, *values)
 
     def spread(self, tried: Tensor) -> AttackResult:
         """This result on the examples of the mask `tried`, in the place of each among all of them."""
@@ -111,11 +115,18 @@ class Report:
     @property
     def valid(self) -> bool:
         """Whether the accuracies mean anything: no flag is fatal."""
-        return not any(flag.fatal for flag in self.flags)
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The fatal flags."""
+        return tuple(dict.fromkeys(flag.name for flag in self.flags if flag.fatal))
 
     @property
     def clean(self) -> Score:
-        return Score(int(self.clean_right.sum()), self.n)
+        """The accuracy on the clean images, which masked gradients leave true."""
+        reasons = tuple(name for name in self.reasons if name in SPOIL_ANSWERS)
+        return Score(int(self.clean_right.sum()), self.n, reasons)
 
     @property
     def robust(self) -> Tensor:
@@ -128,7 +139,7 @@ class Report:
     @property
     def worst(self) -> Score:
         """The accuracy in the worst case over all attacks, taken for each example."""
-        return Score(int(self.robust.sum()), self.n)
+        return Score(int(self.robust.sum()), self.n, self.reasons)
 
     def right_under(self, label: str) -> Tensor:
         """Right under this attack, bool [N]; what an earlier attack had fooled counts as wrong."""
@@ -136,7 +147,7 @@ class Report:
 
     def score(self, label: str) -> Score:
         """The accuracy under one attack."""
-        return Score(int(self.right_under(label).sum()), self.n)
+        return Score(int(self.right_under(label).sum()), self.n, self.reasons)
 
     @property
     def scores(self) -> dict[str, Score]:
@@ -148,25 +159,18 @@ class Report:
         return {
             "n": self.n,
             "valid": self.valid,
-            "accuracy": {label: self._plain(label, score) for label, score in self.scores.items()},
+            "accuracy": {label: score.plain() for label, score in self.scores.items()},
             "attacks": {label: _spent(result) for label, result in self.results.items()},
             "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
             "about": dict(self.about),
         }
-
-    def _plain(self, label: str, score: Score) -> dict[str, Any]:
-        """An accuracy as numbers; one that a fatal flag makes meaningless has none."""
-        if not self.valid and label != "clean":
-            return {"valid": False, "reasons": [flag.name for flag in self.flags if flag.fatal]}
-        numbers = {"right": score.right, "n": score.n, "rate": score.rate}
-        return {"valid": True, **numbers, "interval": list(score.interval)}
 
     def lines(self) -> list[tuple[str, ...]]:
         """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
         rows: list[tuple[str, ...]] = []
         for label, score in self.scores.items():
             result = self.results.get(label)
-            text = str(score) if self.valid or label == "clean" else "invalid"
+            text = "invalid" if score.reasons else str(score)
             if result is None:
                 rows.append((label, text, "", "", ""))
                 continue

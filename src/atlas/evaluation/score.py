@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 Z_95 = 1.959963984540054
 """The 97.5% point of the standard normal distribution."""
@@ -15,6 +16,8 @@ class Score:
 
     right: int
     n: int
+    reasons: tuple[str, ...] = ()
+    """Fatal flags, for which the number must not be read as an accuracy."""
 
     @property
     def rate(self) -> float:
@@ -28,6 +31,15 @@ class Score:
         half = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2)) / (1 + Z_95**2 / n)
         return max(0.0, centre - half), min(1.0, centre + half)
 
+    def plain(self) -> dict[str, Any]:
+        """As JSON; one that a fatal flag makes meaningless has no number."""
+        if self.reasons:
+            return {"valid": False, "reasons": list(self.reasons)}
+        numbers = {"right": self.right, "n": self.n, "rate": self.rate}
+        return {"valid": True, **numbers, "interval": list(self.interval)}
+
     def __str__(self) -> str:
+        if self.reasons:
+            return f"invalid ({', '.join(self.reasons)})"
         low, high = self.interval
         return f"{self.rate:.1%} [{100 * low:.1f}, {100 * high:.1f}]"

@@ -48,14 +48,17 @@ def merge(path: Path, of: int, labels: Sequence[str]) -> None:
     parts = [EvaluationFolder(Shard(index, of).folder(path)) for index in range(of)]
     whole = EvaluationFolder(path)
     with locked(path):
+        for part in parts:
+            whole.claim(part.about())
         ids = _merged(parts, "clean")["ids"]
         for label in labels:
             columns = _merged(parts, f"attack-{slug(label)}")
             whole.note_time(label, max(part.times().get(label, 0.0) for part in parts))
             _merge_images(parts, whole, label, ids)
             whole.save_columns(f"attack-{slug(label)}", columns)
-        for part in parts:
-            shutil.rmtree(part.path)
+            whole.drop_state(label)
+        for left in path.glob("shard-*-of-*"):
+            shutil.rmtree(left)
 
 
 def _merged(parts: Sequence[EvaluationFolder], name: str) -> dict[str, Tensor]:
@@ -69,7 +72,7 @@ def _merged(parts: Sequence[EvaluationFolder], name: str) -> dict[str, Tensor]:
 
 
 def _interleaved(parts: Sequence[Tensor]) -> Tensor:
-    whole = torch.empty(sum(map(len, parts)), dtype=parts[0].dtype)
+    whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
     for index, part in enumerate(parts):
         whole[index :: len(parts)] = part
     return whole

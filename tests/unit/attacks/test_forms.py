@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from atlas.attacks.forms import FoldedConv, averaged, searched
 from atlas.attacks.frozen import frozen
+from atlas.errors import UsageError
 from atlas.models import build
 
 
@@ -45,6 +48,38 @@ def test_the_folded_gradient_is_the_gradient(
 def test_other_layers_are_left_as_they_are(layer: nn.Conv2d) -> None:
     model = nn.Sequential(layer, nn.Flatten())
     assert searched(model, "float32") is model
+
+
+class Locked(nn.Module):
+    """A model that cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.lock = nn.Conv2d(1, 2, 3), threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.layer(x).flatten(1)  # type: ignore[no-any-return]
+
+
+def test_a_model_that_cannot_be_copied_is_searched_as_it_is() -> None:
+    model = Locked()
+    assert searched(model, "float32") is model
+    with pytest.raises(UsageError, match="cannot be copied"):
+        searched(model, "bfloat16")
+
+
+def test_a_model_that_lowers_its_own_precision() -> None:
+    class Lowered(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return super().forward(x).float()
+
+    torch.manual_seed(0)
+    model = Lowered(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
+    x = torch.rand(4, 1, 8, 8)
+    wanted, found = logits_and_gradient(model, x)[1], logits_and_gradient(searched(model, "float32"), x)[1]
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
 
 
 def test_bfloat16_is_near_and_leaves_the_model_in_float32() -> None:

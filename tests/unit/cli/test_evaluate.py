@@ -72,6 +72,8 @@ def test_a_run_knows_its_data_and_threat(
     assert "worst case" in text
     about = json.loads((out[0] / "config.json").read_text())
     assert about["threat"] == {"name": "l2", "eps": 0.5}
+    assert atlas(monkeypatch, "evaluate", str(run), "--norm", "linf") == 2
+    assert "says nothing of linf" in capsys.readouterr().err
     assert atlas(monkeypatch, "compare", *map(str, out)) == 0
     assert "difference" in capsys.readouterr().out
 

@@ -228,6 +228,41 @@ def test_another_evaluation_in_the_folder_is_refused(change: Any, images: Images
     assert {k: v for k, v in after.items() if k != "lock"} == {k: v for k, v in before.items() if k != "lock"}
 
 
+def test_another_function_of_the_same_name_is_not_taken_for_the_first(images: Images, tmp_path: Path) -> None:
+    model = net()
+    first = run(images, lambda x: model(x), folder=tmp_path)
+    assert columns(run(images, lambda x: model(x), folder=tmp_path)) == columns(first)
+    with pytest.raises(UsageError, match="answered the clean images otherwise"):
+        run(images, lambda x: -model(x), folder=tmp_path)
+
+
+def test_images_are_made_when_they_are_first_wanted(images: Images, tmp_path: Path) -> None:
+    first = run(images, folder=tmp_path)
+    assert not list(tmp_path.glob("images-*"))
+    assert columns(run(images, folder=tmp_path, save_images=True)) == columns(first)
+    assert len(list(tmp_path.glob("images-*"))) == len(ATTACKS)
+
+
+def test_a_line_of_times_that_was_cut_off_stops_nobody(images: Images, tmp_path: Path) -> None:
+    first = run(images, folder=tmp_path)
+    with (tmp_path / "timing.jsonl").open("a") as file:
+        file.write('{"attack": "FG')
+    (tmp_path / "attack-fgsm.npz").write_bytes(b"")
+    assert columns(run(images, folder=tmp_path)) == columns(first)
+
+
+def test_shards_of_another_evaluation_are_not_merged(images: Images, tmp_path: Path) -> None:
+    first = run(images, folder=tmp_path)
+    other = net()
+    with torch.no_grad():
+        other[3].bias.add_(1.0)
+    for index in range(2):
+        run(images, other, folder=tmp_path, shard=Shard(index, 2))
+    with pytest.raises(UsageError, match="holds another evaluation"):
+        merge(tmp_path, 2, list(ATTACKS))
+    assert columns(run(images, folder=tmp_path)) == columns(first)
+
+
 def test_two_at_a_time_in_one_folder_are_refused(images: Images, tmp_path: Path) -> None:
     def model(x: Tensor) -> Tensor:
         with pytest.raises(LockError):
@@ -288,8 +323,9 @@ def test_a_random_model_is_invalid_unless_it_is_averaged(images: Images) -> None
     report = run(images, shaky)
     assert "random" in [flag.name for flag in report.flags if flag.fatal]
     assert not report.valid
-    assert [line[1] for line in report.lines()[1:]] == ["invalid"] * 3
+    assert [line[1] for line in report.lines()] == ["invalid"] * 4
     assert report.summary()["accuracy"]["worst case"] == {"valid": False, "reasons": ["random"]}
+    assert str(report.worst) == str(report.clean) == "invalid (random)"
     assert run(images, shaky, eot=30).valid
 
 
@@ -335,6 +371,9 @@ def test_the_model_and_the_images_come_back_as_they_were() -> None:
         ({"attacks": {}}, "no attack"),
         ({"attacks": {"a b": FGSM(), "a-b": PGD()}}, "share files"),
         ({"n": 0}, "n is 0"),
+        ({"attacks": {"clean": FGSM()}}, "other labels"),
+        ({"attacks": {"a": object()}}, "adapt"),
+        ({"batch_size": 0}, "batch_size is 0"),
         ({"eot": 0}, "eot is 0"),
         ({"attack_dtype": "float8"}, "unknown attack dtype"),
         ({"attacks": None, "suite": "quik"}, "did you mean 'quick'"),

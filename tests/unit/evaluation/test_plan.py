@@ -87,6 +87,10 @@ def test_attacks_by_label_or_name_from_a_suite_or_beside_it() -> None:
     }
 
 
+def test_a_name_stands_for_all_attacks_of_that_name() -> None:
+    assert list(planned(THREAT, "paper", "mnist", only=["pgd"]).attacks) == ["PGD-20", "PGD-1000"]
+
+
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(
@@ -108,6 +112,10 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ('attacks = [{ label = "a", name = "pgd", step = 3 }]', "did you mean 'steps'"),
         ('attacks = [{ label = "a", name = "gdp" }]', "did you mean 'pgd'"),
         ('includes = ["all"]', "unknown suite 'all'"),
+        ("includes = 3", "wanted a list of suites"),
+        ('on = "standnig"', 'wanted on = "standing"'),
+        ('attacks = [{ label = 3, name = "pgd" }]', "wanted attacks ="),
+        ('attacks = [{ label = "RayS", name = "pgd" }]\nincludes = ["rays"]', "share a label"),
     ],
 )
 def test_a_suite_that_cannot_be_is_refused(text: str, words: str, tmp_path: Path) -> None:
