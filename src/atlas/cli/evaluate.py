@@ -22,7 +22,7 @@ from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
-from atlas.threat import THREATS, Threat
+from atlas.threat import THREATS, Linf, Threat
 
 
 def evaluate(
@@ -111,20 +111,14 @@ def evaluate(
 
 def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
     """The threat of the run, with what the command line says otherwise."""
-    if known is None and eps is None:
-        raise UsageError(
-            "--eps is missing: the radius in pixel units, such as 8/255; a run's folder knows its own"
-        )
-    if (
-        known is not None
-        and eps is None
-        and norm is not None
-        and not isinstance(known, choose("norm", norm, THREATS))
-    ):
+    kind = choose("norm", norm, THREATS) if norm is not None else type(known) if known else Linf
+    if eps is not None:
+        return kind(number(eps))
+    if known is None:
+        raise UsageError("--eps is missing: the radius in pixels of [0, 1], such as 8/255")
+    if not isinstance(known, kind):
         raise UsageError(f"--eps is missing: the run's threat is {known}, which says nothing of {norm}")
-    kind = choose("norm", norm, THREATS) if norm is not None else type(known) if known else THREATS["linf"]
-    radius = number(eps) if eps is not None else known.eps if known else 0.0
-    return kind(radius)
+    return known
 
 
 def _split(names: list[str]) -> list[str]:
