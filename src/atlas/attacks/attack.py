@@ -29,6 +29,8 @@ class Attack(ABC, Generic[S]):
     """Whether the attack needs gradients of the model."""
     threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)
     """The threats under which it is defined."""
+    needs_precision: ClassVar[bool] = False
+    """Whether it lives on small differences, which a search in lower precision would round away."""
     counts_steps: ClassVar[bool] = True
     """Whether `steps` tells how long it searches, as honesty checks take it."""
     forwards: ClassVar[int] = 1

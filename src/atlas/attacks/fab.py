@@ -55,6 +55,7 @@ class TargetedFAB(Attack[FABState]):
     alpha_max: float = 0.1
     eta: float = 1.05
     beta: float = 0.9
+    needs_precision: ClassVar[bool] = True
     threats: ClassVar[tuple[type[Threat], ...]] = (Linf, L2)
     forwards: ClassVar[int] = 2
     looks_at_last: ClassVar[bool] = False

@@ -62,6 +62,7 @@ class RayS(Attack[RayState]):
 
     queries: int = 40_000
     white_box: ClassVar[bool] = False
+    needs_precision: ClassVar[bool] = True
     threats: ClassVar[tuple[type[Threat], ...]] = (Linf,)
     looks_at_last: ClassVar[bool] = False
 

@@ -58,6 +58,7 @@ class Square(Attack[SquareState]):
     restarts: int = 1
     loss: Literal["margin", "ce"] = "margin"
     white_box: ClassVar[bool] = False
+    needs_precision: ClassVar[bool] = True
     threats: ClassVar[tuple[type[Threat], ...]] = (Linf, L2)
 
     def __post_init__(self) -> None:

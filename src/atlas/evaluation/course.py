@@ -31,7 +31,7 @@ class Subject:
 
     model: Model
     search: Model
-    """The form of the model in which white-box attacks search; `model` checks what they find."""
+    """The form of the model in which attacks search that need no precision; `model` checks what they find."""
     x: Tensor
     y: Tensor
     logits: Tensor
@@ -66,8 +66,7 @@ class Subject:
             self.plan.threat,
             self.rng[which],
             batch_size=self.batch_size,
-            # What lives on comparing answers is lost in a rounder form, and the attack with it.
-            search=self.search if attack.white_box else self.model,
+            search=self.model if attack.needs_precision else self.search,
             logits=self.logits[which],
         )
 
