@@ -85,6 +85,9 @@ def evaluate(
     threat = _threat(subject.threat, eps, norm)
     images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
     loaded = subject.load(images)
+    tables = attack_suites.suite(suite, images.name).attacks.values()
+    if surrogate and not any(table["name"] == attack_suites.TRANSFER for table in tables):
+        raise UsageError(f"--surrogate is for the black box attack, which suite {suite} has not; try paper")
     plan = planned(
         threat,
         suite,

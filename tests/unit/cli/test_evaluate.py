@@ -92,6 +92,7 @@ def test_a_run_knows_its_data_and_threat(
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--norm", "l2", "--attacks", "rays"), 2, "defined for Linf"),
         (("WEIGHTS", "--model", "cnn", "--data", "mnist-mini", "--eps", "0.1"), 4, "does not fit"),
         (("weights.pth", *MODEL, "--eps", "0.1"), 2, "pickle"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--surrogate", "demo-adv-1"), 2, "black box attack"),
     ],
 )
 def test_mistakes_are_named(

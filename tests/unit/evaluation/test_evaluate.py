@@ -19,6 +19,7 @@ from atlas.checkpoint import load_tensors
 from atlas.data import Images
 from atlas.errors import Interrupted, LockError, UsageError
 from atlas.evaluation import Shard, course, evaluate, merge
+from atlas.evaluation.compare import compared
 from atlas.evaluation.results import SKIPPED
 from atlas.rng import Rng
 from atlas.threat import L2, Linf
@@ -298,6 +299,17 @@ def test_a_random_sample_is_by_the_seed(images: Images) -> None:
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert run(images, n=20, attacks={"a": FGSM()}).ids.tolist() == images.ids[:20].tolist()
+
+
+def test_worst_cases_of_different_attacks_are_not_compared(images: Images) -> None:
+    """One model against itself: no row may show a difference that only the attacks make."""
+    one, more = run(images, attacks={"FGSM": ATTACKS["FGSM"]}), run(images)
+    assert one.worst.right > more.worst.right
+    assert list(compared(one, more)) == ["clean", "FGSM"]
+    assert all(pair.difference == 0 for *_, pair in compared(one, more).values())
+    assert list(compared(more, more)) == ["clean", *ATTACKS, "worst case"]
+    with pytest.raises(UsageError, match="eot"):
+        compared(more, run(images, eot=2))
 
 
 # --- in lower precision, with randomness, with NaN ---
