@@ -33,7 +33,7 @@ ROOMS = (
         "attacks",
         "methods",
     ),
-    *("training", "evaluation", "reproduce", "report", "bench", "cli", "__main__"),
+    *("training", "evaluation", "report", "reproduce", "sweep", "bench", "cli", "__main__"),
 )
 STRANGERS = {("training", "evaluation"), ("evaluation", "training")}
 NOT_ROOMS = {"__version__"}
