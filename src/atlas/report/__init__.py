@@ -1,0 +1,1 @@
+"""Reports: tables for papers and programs, plots, and one self-contained page."""

@@ -1,0 +1,133 @@
+"""Tables: read back by parsers that are not ours, and text that tries to be more than text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from atlas.errors import UsageError
+from atlas.evaluation import Score
+from atlas.report import escape
+from atlas.report.tables import Cell, Table
+
+NASTY = [
+    "<script>alert(1)</script>",
+    "a|b\nc",
+    "=HYPERLINK(1)",
+    "@x",
+    "+1+1",
+    "\tx",
+    "\rx",
+    '"q", r',
+    "100% $x_1$ \\y",
+]
+
+
+def table() -> Table:
+    return Table.of(
+        "Two models",
+        ["model", "PGD-20", "seconds"],
+        [
+            ["first", Cell.of(Score(90, 100), best=True), Cell.number(-3.25)],
+            ["second", Cell.of(Score(88, 100), tied=True), "-"],
+            ["third", Cell.of(Score(1, 100, ("random",))), Cell.number(1e-3, "{:.3f}")],
+        ],
+        notes=("n = 100",),
+        tied_means="p >= 0.05",
+    )
+
+
+def test_markdown() -> None:
+    lines = table().markdown().splitlines()
+    assert lines[0] == "**Two models**"
+    assert lines[4] == "| first | **90.0%** [82.6, 94.5] | -3.2 |"
+    assert lines[5] == "| second | 88.0%† [80.2, 93.0] | - |"
+    assert lines[6] == "| third | invalid (random) | 0.001 |"
+    assert [line for line in lines[7:] if line] == [
+        "bold: the best of its column",
+        "† p &gt;= 0.05",
+        "n = 100",
+    ]
+
+
+def test_marks_that_no_cell_has_are_not_explained() -> None:
+    plain = Table.of("t", ["a"], [["b"]])
+    assert plain.legend == ()
+    assert plain.markdown(title=False) == "| a |\n| --- |\n| b |\n"
+
+
+def test_csv_is_numbers_with_the_ends_of_their_intervals() -> None:
+    text = table().csv()
+    assert text.count("\r\n") == text.count("\n") == 4
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert float(rows[0]["PGD-20"]) == 90
+    assert float(rows[0]["PGD-20 low"]) == pytest.approx(82.563, abs=1e-3)  # Wilson, by hand
+    assert rows[0]["seconds"] == "-3.25"
+    assert rows[2]["PGD-20"] == "invalid (random)"
+    assert rows[2]["PGD-20 high"] == ""
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_csv_holds_any_text_and_no_formula(text: str) -> None:
+    rows = list(csv.reader(io.StringIO(Table.of("t", [text, "b"], [[text, "x"]]).csv(), newline="")))
+    assert rows[0] == [*rows[1][:1], "b"]
+    assert rows[0][0] in (text, f"'{text}")
+    assert not re.match(r"\s*[=+@\t\r-]", rows[0][0])
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("-1.5", True), ("-3e-4", True), ("-1+cmd|x", False), (" =1", False)]
+)
+def test_negative_numbers_stay_numbers_in_csv(text: str, kept: bool) -> None:
+    assert (escape.csv(text) == text) is kept
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_markdown_keeps_text_in_its_cell(text: str) -> None:
+    lines = Table.of(text, ["a", "b"], [[text, "x"]], notes=(text,)).markdown().splitlines()
+    row = next(line for line in lines if line.endswith("| x |"))
+    assert len(re.findall(r"(?<!\\)\|", row)) == 3
+    assert "<" not in "".join(lines)
+
+
+@pytest.mark.parametrize("text", [*NASTY, "[5cm] x", "\\input{/etc/passwd}", "a & b # c ~ ^ { }", "*", "`x'"])
+def test_latex_has_no_active_character_left(text: str) -> None:
+    shown = escape.latex(text)
+    assert "\n" not in shown
+    for known in [*escape.LATEX.values()]:
+        shown = shown.replace(known, "")
+    assert not set(shown) & set("\\{}$&#^_~%<>[]")
+
+
+def test_latex_is_a_booktabs_table() -> None:
+    text = table().latex()
+    for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}", r"\textdagger{} p"):
+        assert part in text
+    assert r"first & \textbf{90.0\%} {\scriptsize [82.6, 94.5]} & -3.2 \\" in text
+
+
+def test_json() -> None:
+    plain = json.loads(json.dumps(table().plain()))
+    assert plain["columns"] == ["model", "PGD-20", "seconds"]
+    assert plain["rows"][0][1]["best"] is True
+    assert plain["rows"][1][1] | {"interval": None} == {
+        "text": "88.0%",
+        "value": 88.0,
+        "interval": None,
+        "best": False,
+        "tied": True,
+    }
+    assert plain["rows"][2][1] == "invalid (random)"
+
+
+def test_a_row_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(UsageError, match="a row has 1 cells; wanted 2"):
+        Table.of("t", ["a", "b"], [["x"]])
+
+
+def test_no_control_characters_reach_a_terminal() -> None:
+    assert escape.one_line("a\x1b[31mb\x00c\u202ed") == "a [31mb c d"
