@@ -7,7 +7,7 @@ All randomness is a function of (seed, example, epoch), so a run that was killed
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,7 @@ def fit(
     config: Mapping[str, Any] | None = None,
     about: Mapping[str, Any] | None = None,
     allow_changes: bool = False,
+    each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
 ) -> Result:
     """Train `model` in place and return it with the weights of its best epoch.
@@ -68,6 +69,8 @@ def fit(
     validation set, `training.validation.size` of the training images are set apart. With a folder, all is
     written there, and a run that is found there goes on where it was; `config` (by default the method,
     threat and training) is what must then be the same, and `about` is written into the weights.
+    `each_epoch` is called after every epoch, once it is saved, with the records of all epochs so far; what
+    it raises ends the run, which can go on later.
     """
     images, held_out = _sets(train_set, validation_set, training)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
@@ -92,7 +95,7 @@ def fit(
         keeper.restore()
         if place:
             place.write_config(table)
-        return keeper.to_the_end()
+        return keeper.to_the_end(each_epoch)
 
 
 def _sets(train_set: Any, validation_set: Any, training: Training) -> tuple[Images, Images]:
@@ -131,7 +134,7 @@ class _Keeper:
         self.trainer, self.folder, self.about = trainer, folder, about
         self.saved_at = time.monotonic()
 
-    def to_the_end(self) -> Result:
+    def to_the_end(self, each_epoch: Callable[[Sequence[Record]], None]) -> Result:
         trainer = self.trainer
         while trainer.at.ended is None:
             try:
@@ -144,6 +147,7 @@ class _Keeper:
             if record["best"]:
                 self.export("best")
             self.save()
+            each_epoch(trainer.log.epochs)
         self.export("last")
         trainer.learner.model.load_state_dict(trainer.learner.best)
         return Result(

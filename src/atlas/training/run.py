@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from atlas.methods import Method
 from atlas.threat import Threat
 from atlas.training.fit import Result, fit
 from atlas.training.folder import RunFolder
+from atlas.training.log import Record
 from atlas.training.settings import REGISTRIES, Training
 
 
@@ -65,9 +66,13 @@ def train(
     data_root: Path | None = None,
     device: str | None = None,
     allow_changes: bool = False,
+    each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
 ) -> Result:
-    """Train what the configuration says in this folder, from where an earlier run there was left."""
+    """Train what the configuration says in this folder, from where an earlier run there was left.
+
+    `each_epoch`: as in `fit`.
+    """
     place = checked_device(device)
     images = data.load(config.data, train=True, root=data_root)
     about = {
@@ -89,6 +94,7 @@ def train(
         config=config.table(),
         about=about,
         allow_changes=allow_changes,
+        each_epoch=each_epoch,
         progress=progress,
     )
 
