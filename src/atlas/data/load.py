@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,11 +29,16 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
     """The training or the test half of a data set.
 
     A name (`atlas data list`) is looked up below `root`, else $ATLAS_DATA, else ~/.cache/atlas; mnist-mini is
-    part of the package and needs none of them. A path is an .npz file or a folder of class folders; write
-    ./mnist for a folder of your own that is called like a named set.
+    part of the package and needs none of them. NAME:N has the first N training images of the named set, and
+    all of its test images. A path is an .npz file or a folder of class folders; write ./mnist for a folder of
+    your own that is called like a named set.
     """
-    if isinstance(name_or_path, str) and name_or_path in SOURCES:
-        return _load_named(name_or_path, train, data_root(name_or_path, root))
+    name, colon, count = str(name_or_path).partition(":")
+    if isinstance(name_or_path, str) and name in SOURCES:
+        if colon and not re.fullmatch("[1-9][0-9]{0,9}", count):
+            raise DataError(f"{name_or_path!r}: wanted NAME:N, such as {name}:1000, for N training images")
+        images = _load_named(name, train, data_root(name, root))
+        return _first(images, int(count)) if colon and train else images
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" and path.is_file():
         return load_npz(path, train)
@@ -44,6 +50,12 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
             f"{path}: expected an .npz file or a folder of class folders of images, found {found}"
         )
     raise unknown("data set (nor is there a folder called)", str(name_or_path), SOURCES)
+
+
+def _first(images: Images, count: int) -> Images:
+    if count > len(images):
+        raise DataError(f"{images.name}:{count}: there are {len(images)} training images")
+    return images.subset(slice(count))
 
 
 def _load_named(name: str, train: bool, root: Path) -> Images:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atlas.data import load
 from atlas.data.store import verify
@@ -135,6 +136,23 @@ def test_verify_names_each_bad_file(idx_toy: Any) -> None:
 def test_a_wrong_name_offers_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean 'cifar10'"):
         load("cifar-10")
+
+
+def test_a_part_of_a_named_set_has_its_first_training_images_and_all_for_the_test(idx_toy: Any) -> None:
+    idx_toy.write("open")
+    whole, part = load("idx-toy", True, idx_toy.root), load("idx-toy:3", True, idx_toy.root)
+    assert len(part) == 3 < len(whole)
+    assert torch.equal(part.x, whole.x[:3])
+    assert torch.equal(part.ids, whole.ids[:3])
+    assert part.name == "idx-toy"
+    assert idx_toy.holds(load("idx-toy:3", False, idx_toy.root), False)
+
+
+@pytest.mark.parametrize("count", ["", "0", "-1", "x", "1.5", "100000"])
+def test_a_part_wants_a_number_of_images_that_are_there(idx_toy: Any, count: str) -> None:
+    idx_toy.write("open")
+    with pytest.raises(DataError, match=r"wanted NAME:N|there are \d+ training images"):
+        load(f"idx-toy:{count}", True, idx_toy.root)
 
 
 @pytest.mark.parametrize("path", ["no/such/folder", "missing.npz", Path("mnist-mini")])
