@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, evaluate, train
+from atlas.cli import bench, data, demo, evaluate, sweep, train
 
 app = typer.Typer(
     name="atlas",
@@ -36,6 +36,7 @@ def _options(
 
 app.command("demo")(demo.demo)
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
 app.command("suites")(evaluate.suites)

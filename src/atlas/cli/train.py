@@ -77,12 +77,12 @@ def train(
 
 
 def _changes(settings: list[str] | None, seed: int | None, on_collapse: str | None) -> list[tuple[str, Any]]:
-    pairs = [_setting(text) for text in settings or []]
+    pairs = [setting(text) for text in settings or []]
     pairs += [("training.seed", seed)] if seed is not None else []
     return pairs + ([("training.on_collapse", on_collapse)] if on_collapse is not None else [])
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
     """KEY=VALUE, the value as TOML where it is TOML (1e-4, true, [1, 2]) and as text where it is not."""
     key, equals, value = text.partition("=")
     if not (key and equals):

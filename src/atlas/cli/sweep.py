@@ -1,0 +1,154 @@
+"""`atlas sweep`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from atlas.cli.console import console
+from atlas.cli.train import setting
+from atlas.config import override
+from atlas.errors import UsageError
+from atlas.reproduce import preset
+from atlas.training import RunConfig
+from atlas.training.run import checked_device
+
+if TYPE_CHECKING:
+    from atlas.sweep.outcome import Row
+
+
+def sweep(
+    ctx: typer.Context,
+    what: Annotated[
+        str, typer.Argument(metavar="PRESET_OR_FILE", help="What is varied: see `atlas presets`.")
+    ],
+    grid: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B,C", help="Try every value with every other. Again for more."),
+    ] = None,
+    search: Annotated[
+        int | None, typer.Option(min=1, help="Try so many points, in all: chosen by TPE, the poor pruned.")
+    ] = None,
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option("--range", metavar="KEY=LOW..HIGH[:log]", help="For --search: a range of numbers."),
+    ] = None,
+    choices: Annotated[
+        list[str] | None,
+        typer.Option("--choice", metavar="KEY=A,B", help="For --search: one of these."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all trials, as `atlas train`."),
+    ] = None,
+    score_attack: Annotated[
+        str | None,
+        typer.Option(
+            help="Choose by this attack on the validation images, such as un-t or 'Un-T 3x50'; "
+            "default: the preset's validation attack."
+        ),
+    ] = None,
+    prune: Annotated[bool, typer.Option(help="For --search: end trials that fall behind.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search; a run's own is training.seed.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-NAME.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ATLAS_STORAGE",
+            show_envvar=True,
+            help="postgresql://USER@HOST/DATABASE, the password by PGPASSWORD; default: SQLite in --out.",
+        ),
+    ] = None,
+    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
+) -> None:
+    """Try many settings of a preset, and keep the best.
+
+    - `atlas sweep mnist-quick-atlas-1 --grid method.alpha=1e-6,1e-5,1e-4 --grid method.beta=0.1,0.3,1`
+    - `atlas sweep mnist-quick-atlas-1 --search 40` : the method's weights and the learning rate
+    - `atlas sweep mnist-quick-adv-1 --search 20 --choice training.optimizer.kind=sgd,adam
+      --range training.optimizer.lr=1e-4..0.3:log --range training.schedule.ramp_epochs=1..8`
+
+    Start the same command again, on this or another machine, and it joins in. What was interrupted or killed
+    is taken up where it was. Then: `atlas train FOLDER/best.toml`.
+    """
+    if bool(grid) == (search is not None):
+        raise UsageError("got neither or both of --grid and --search; give one of them")
+    if grid and (ranges or choices):
+        raise UsageError("--range and --choice are for --search; a grid takes --grid KEY=A,B,C")
+    name, table = preset.load_preset(what)
+    base = table
+    for key, value in map(setting, settings or []):
+        base = override(base, key, value)
+    checked_device(device)
+    _need_optuna()
+    from atlas.sweep import space as spaces
+    from atlas.sweep.queue import Queue
+    from atlas.sweep.scoring import named_attack
+    from atlas.sweep.storage import check_url, open_storage, told_plainly
+    from atlas.sweep.study import Sweep, join
+    from atlas.sweep.trial import Place
+    from atlas.sweep.worker import Worker
+
+    config = RunConfig.of(base)
+    if grid:
+        space = spaces.listed(grid, "--grid", config)
+    else:
+        space = {**spaces.ranges(ranges or [], config), **spaces.listed(choices or [], "--choice", config)}
+    space = space or spaces.default(config)
+    spaces.check(space, base)
+    if storage is not None:
+        source = ctx.get_parameter_source("storage")
+        check_url(storage, from_command_line=source is not None and source.name == "COMMANDLINE")
+    folder = out or Path("runs") / f"sweep-{name}"
+    task = Sweep(
+        what,
+        table,
+        base,
+        space,
+        grid=bool(grid),
+        seed=seed,
+        prune=prune and not grid,
+        score=None if score_attack is None else named_attack(score_attack, config.data),
+    )
+    total = len(spaces.grid_points(space)) if search is None else search
+    _say(f"writing to {folder}: {total} trials over {', '.join(space)}")
+    with told_plainly(storage or ""):
+        database = open_storage(storage, folder)
+        study = join(task, database, folder)
+        queue = Queue(study, database, space, folder, total)
+        found = Worker(task, queue, Place(folder, root, device), _say).work()
+    _print(found, list(space), folder)
+
+
+def _need_optuna() -> None:
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UsageError("sweeps need Optuna: pip install 'atlas-robust[sweep]'") from error
+
+
+def _say(text: str) -> None:
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _print(found: list[Row], keys: list[str], folder: Path) -> None:
+    table = Table("trial", *keys, "score", "clean", "robust", "state")
+    for row in found[:10]:
+        outcome = row.outcome
+        shares = [outcome.score, outcome.clean, outcome.robust]
+        table.add_row(
+            str(row.slot + 1),
+            *(_short(row.values.get(key)) for key in keys),
+            *("" if share is None else f"{share:.2%}" for share in shares),
+            outcome.state,
+        )
+    console.print(table)
+    _say(f"all trials in {folder / 'table.md'}; the best: atlas train {folder / 'best.toml'}")
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

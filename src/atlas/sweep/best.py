@@ -1,0 +1,48 @@
+"""The best trial as a preset file: `atlas train best.toml`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from atlas.config import Table, merge
+from atlas.training import RunConfig
+
+
+def as_toml(config: RunConfig, name: str, preset: Table, comment: str) -> str:
+    """The configuration as a preset that extends the base where it is one by name.
+
+    name, preset: what the sweep was given, and the table that it stands for, without `--set`.
+    """
+    lines = _changes(RunConfig.of(preset).table(), config.table())
+    text = f"# {comment}\nextends = {_value(name)}\n\n" + "\n".join(lines) + "\n"
+    # A file of one's own cannot be extended; and a table given anew may lack keys that the base has.
+    extends = not name.endswith(".toml") and RunConfig.of(merge(preset, _read(text))) == config
+    return text if extends else f"# {comment}\n" + "\n".join(_changes({}, config.table())) + "\n"
+
+
+def _read(text: str) -> Table:
+    table = tomllib.loads(text)
+    del table["extends"]
+    return table
+
+
+def _changes(base: Mapping[str, Any], table: Mapping[str, Any], where: str = "") -> list[str]:
+    """Lines of TOML with dotted keys, for what the table has otherwise than the base."""
+    lines = []
+    for key, value in table.items():
+        below = base.get(key)
+        if isinstance(value, dict):
+            lines += _changes(below if isinstance(below, dict) else {}, value, f"{where}{key}.")
+        elif value is not None and (key not in base or below != value):
+            lines.append(f"{where}{key} = {_value(value)}")
+    return lines
+
+
+def _value(value: Any) -> str:
+    """As TOML, whose numbers, words and lists are JSON's but for the float that is written whole."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)

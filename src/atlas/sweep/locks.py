@@ -1,0 +1,51 @@
+"""Who works on what, within one folder: locks that go with their process, however it ends."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from atlas.disk import locked, write_atomic
+from atlas.errors import LockError
+
+PATIENCE = 120.0
+"""Seconds to wait for another worker that reads or writes the sweep's files, which takes it a moment."""
+
+
+@contextmanager
+def waited_for(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+    """`locked`, once whoever works there has gone."""
+    deadline = time.monotonic() + patience
+    while True:
+        lock = locked(folder)
+        try:
+            lock.__enter__()
+            break
+        except LockError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def is_free(folder: Path) -> bool:
+    """Whether nobody works in the folder."""
+    try:
+        with locked(folder):
+            return True
+    except LockError:
+        return False
+
+
+def identity(folder: Path) -> str:
+    """A name for the folder that is the same on every machine that shares it."""
+    path = folder / "folder.id"
+    if not path.exists():
+        write_atomic(path, uuid.uuid4().hex.encode())
+    return path.read_text()

@@ -1,0 +1,137 @@
+"""Which trial a worker does next, so that each slot is done once, whoever dies."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import optuna
+from optuna import Study, Trial
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+
+from atlas.disk import locked
+from atlas.errors import LockError
+from atlas.sweep.locks import identity, is_free, waited_for
+from atlas.sweep.slots import SLOT, SURPLUS, newest, slot_of
+from atlas.sweep.space import Space
+from atlas.sweep.storage import BEAT_SECONDS, GRACE_SECONDS
+
+FOLDER = "folder"
+"""The identity of the folder in which a trial's worker works."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A trial that is ours to do, and its slot."""
+
+    trial: Trial
+    slot: int
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The trials of a study, as seen by one worker."""
+
+    study: Study
+    storage: RDBStorage
+    space: Space
+    folder: Path
+    total: int
+
+    def trials(self) -> list[FrozenTrial]:
+        return self.study.get_trials(deepcopy=False)
+
+    @contextmanager
+    def next(self) -> Iterator[Claim | None]:
+        """A trial to do, held while the context lasts; None where none is left to begin or take up."""
+        with ExitStack() as held:
+            with waited_for(self.folder):
+                self._requeue_lost()
+                claim = self._ask(held)
+            if claim is not None:
+                held.enter_context(self._beating(claim.trial))
+            yield claim
+
+    def release(self, claim: Claim) -> None:
+        """Give a trial back, for whoever comes next."""
+        self._fail(claim.trial.number)
+
+    # --- within the folder's lock ---
+
+    def _ask(self, held: ExitStack) -> Claim | None:
+        known = newest(self.trials())
+        waiting = any(trial.state == TrialState.WAITING for trial in known.values())
+        if not waiting and len(known) >= self.total:
+            return None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # heartbeats outside `optimize`: ours are below
+            trial = self.study.ask(self.space)
+        trial.set_user_attr(FOLDER, identity(self.folder))
+        trials = self.trials()
+        frozen = next(other for other in trials if other.number == trial.number)
+        slot = slot_of(frozen, trials)
+        if slot >= self.total or newest(trials)[slot].number != trial.number:
+            # A worker that shares no folder with us asked at the same time.
+            trial.set_user_attr(SURPLUS, True)
+            self._fail(trial.number)
+            return self._ask(held)
+        try:
+            held.enter_context(locked(self._lock(slot)))
+        except LockError:  # its worker gave no sign of life for long, but lives; it is looked after later
+            return self._ask(held)
+        return Claim(trial, slot)
+
+    def _requeue_lost(self) -> None:
+        """Find trials whose worker has died, and put what was lost back into the queue."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            optuna.storages.fail_stale_trials(self.study)
+        trials = self.trials()
+        for slot, trial in newest(trials).items():
+            if trial.state == TrialState.RUNNING and self._is_orphan(trial, slot):
+                self._fail(trial.number)
+        for slot, trial in newest(self.trials()).items():
+            if trial.state == TrialState.FAIL:
+                self.study.enqueue_trial(trial.params, user_attrs={SLOT: slot})
+
+    def _is_orphan(self, trial: FrozenTrial, slot: int) -> bool:
+        if trial.user_attrs.get(FOLDER) == identity(self.folder):
+            return is_free(self._lock(slot))
+        begun = trial.datetime_start
+        old = begun is not None and datetime.now() - begun > timedelta(seconds=GRACE_SECONDS)
+        return FOLDER not in trial.user_attrs and old  # died within its first moment
+
+    def _lock(self, slot: int) -> Path:
+        return self.folder / "claims" / f"{slot + 1:03d}"
+
+    def _fail(self, number: int) -> None:
+        with suppress(UpdateFinishedTrialError, ValueError):  # somebody else has seen to it
+            self.study.tell(number, state=TrialState.FAIL)
+
+    # --- signs of life ---
+
+    @contextmanager
+    def _beating(self, trial: Trial) -> Iterator[None]:
+        """Tell workers of other folders that this trial is being done."""
+        over = threading.Event()
+
+        def beat() -> None:
+            while not over.wait(BEAT_SECONDS):
+                with suppress(Exception):  # a server that is away for a while: the next beat will do
+                    self.storage.record_heartbeat(trial._trial_id)
+
+        self.storage.record_heartbeat(trial._trial_id)
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join(timeout=BEAT_SECONDS)

@@ -1,0 +1,89 @@
+"""One trial: a run as `atlas train` would make it, followed epoch by epoch, then its score."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from optuna import Trial
+
+from atlas.config import fingerprint
+from atlas.errors import NumericError, UsageError
+from atlas.sweep.outcome import DONE, FAILED, PRUNED, Outcome
+from atlas.sweep.queue import Claim
+from atlas.sweep.scoring import held_out, score
+from atlas.sweep.space import at
+from atlas.sweep.study import Sweep
+from atlas.training import RunConfig, train
+from atlas.training.log import Record
+
+
+class Pruned(Exception):
+    """The run is not worth going on with."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where trials are made: the sweep's folder, and what `atlas train` takes as options."""
+
+    folder: Path
+    root: Path | None = None
+    device: str | None = None
+    progress: bool = True
+
+    def run(self, slot: int) -> Path:
+        """The run folder of a slot."""
+        return self.folder / "trials" / f"{slot + 1:03d}"
+
+    def score(self, slot: int) -> Path:
+        """Where the score of a slot's run is worked out."""
+        return self.folder / "scores" / f"{slot + 1:03d}"
+
+
+def carry_out(claim: Claim, sweep: Sweep, place: Place) -> Outcome:
+    """Train and score the trial, from where an earlier worker left it."""
+    table, folder = at(claim.trial.params, sweep.base), place.run(claim.slot)
+    try:
+        config = RunConfig.of(table)
+    except UsageError as error:  # two values that do not go together
+        return Outcome(FAILED, "", 0, str(error))
+    images = held_out(config, place.root)
+    about = (folder, fingerprint(config.table()), len(images))
+    try:
+        result = train(
+            config,
+            folder,
+            data_root=place.root,
+            device=place.device,
+            each_epoch=_Follower(claim.trial, config.training.schedule.ramp_epochs),
+            progress=place.progress,
+        )
+        value = result.best_robust
+        if sweep.score is not None:
+            where = place.score(claim.slot)
+            value = score(result.model, images, config, sweep.score, where, place.progress)
+    except Pruned as why:
+        return Outcome.of(PRUNED, *about, note=str(why))
+    except NumericError as error:
+        return Outcome.of(FAILED, *about, note=str(error))
+    return Outcome.of(DONE, *about, score=value)
+
+
+class _Follower:
+    """Reports validation robust accuracy after each epoch, and ends a run that falls behind.
+
+    The first step is the first epoch that ends with the full eps. Before, the accuracy says little; and
+    trials with ramps of different lengths are compared after the same number of epochs at the full eps.
+    """
+
+    def __init__(self, trial: Trial, ramp_epochs: int) -> None:
+        self.trial, self.first = trial, max(ramp_epochs - 1, 0)
+        self.reported = 0
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        for record in records[max(self.reported, self.first) :]:
+            self.trial.report(record["val_robust"], record["epoch"] - self.first)
+        self.reported = len(records)
+        if len(records) > self.first and self.trial.should_prune():
+            raise Pruned(f"behind the median after epoch {len(records)}")

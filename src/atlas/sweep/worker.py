@@ -1,0 +1,100 @@
+"""A worker: takes trials until none is left, and keeps the sweep's files up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.trial import TrialState
+
+from atlas.errors import AtlasError
+from atlas.signals import caught_signals
+from atlas.sweep.files import write_files
+from atlas.sweep.locks import waited_for
+from atlas.sweep.outcome import DONE, Outcome, Row, best, rows
+from atlas.sweep.queue import Claim, Queue
+from atlas.sweep.slots import OUTCOME, newest
+from atlas.sweep.study import Sweep
+from atlas.sweep.trial import Place, carry_out
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of a sweep."""
+
+    sweep: Sweep
+    queue: Queue
+    place: Place
+    say: Callable[[str], None]
+
+    def work(self) -> list[Row]:
+        """Do trials until all have been begun; the outcomes that are known then."""
+        with caught_signals() as requests:
+            while True:
+                with self.queue.next() as claim:
+                    if claim is None:
+                        break
+                    try:
+                        requests.check()
+                        self._do(claim)
+                    except AtlasError:  # a signal, or a fault of the machine and not of the trial
+                        self.queue.release(claim)
+                        raise
+        return self._finish()
+
+    def _do(self, claim: Claim) -> None:
+        values = _words(claim.trial.params)
+        self.say(f"trial {claim.slot + 1} of {self.queue.total}: {values}; in {self.place.run(claim.slot)}")
+        try:
+            outcome = carry_out(claim, self.sweep, self.place)
+            self._tell(claim, outcome)
+        except UpdateFinishedTrialError:
+            self.say(f"trial {claim.slot + 1} was given to another worker meanwhile; its result stands")
+            return
+        self.write()
+        self.say(f"trial {claim.slot + 1} {_result(outcome)}; {self._standing()}")
+
+    def _tell(self, claim: Claim, outcome: Outcome) -> None:
+        claim.trial.set_user_attr(OUTCOME, outcome.plain())
+        if outcome.state == DONE:
+            self.queue.study.tell(claim.trial, outcome.score)
+        else:
+            self.queue.study.tell(claim.trial, state=TrialState.PRUNED)
+
+    def write(self) -> list[Row]:
+        """Write table, figure and best preset anew."""
+        with waited_for(self.place.folder):
+            found = rows(self.queue.trials())
+            write_files(found, self.sweep, self.place, self.queue.total)
+        return found
+
+    def _finish(self) -> list[Row]:
+        found = self.write()
+        missing = len(newest(self.queue.trials())) - len(found)
+        if missing:
+            self.say(
+                f"{missing} trials are still being done by other workers; should one of them die, the same "
+                "command takes its trial up again"
+            )
+        return found
+
+    def _standing(self) -> str:
+        found = rows(self.queue.trials())
+        top = best(found)
+        so_far = f"{len(found)} of {self.queue.total} trials ended"
+        if top is None:
+            return so_far
+        return f"{so_far}, best so far: trial {top.slot + 1} with {top.outcome.score:.2%}"
+
+
+def _words(values: dict[str, object]) -> str:
+    shown = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in values.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items())
+
+
+def _result(outcome: Outcome) -> str:
+    if outcome.state == DONE:
+        scored = f"scored {outcome.score:.2%} (clean {outcome.clean:.2%}) in {outcome.seconds:.0f} s"
+        return f"{scored}, {outcome.note}" if outcome.note else scored
+    return f"{outcome.state}: {outcome.note}"
