@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -11,6 +13,7 @@ from types import FrameType
 from atlas.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PARENT_POLL_SECONDS = 0.5
 
 
 class Requests:
@@ -43,3 +46,15 @@ def caught_signals() -> Iterator[Requests]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def leave_with_parent() -> None:
+    """Ask this process to save and leave as soon as the one that started it is gone, killed for example."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_POLL_SECONDS)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()

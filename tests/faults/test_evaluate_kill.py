@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -112,18 +114,67 @@ def test_batches_and_processes_change_no_verdict(task: Path, batch_size: str, pr
     assert (task / name / "summary.json").read_bytes() == (task / "whole/summary.json").read_bytes()
 
 
+def worker_of(folder: Path, parent: subprocess.Popen[str]) -> int:
+    """The process that works on a shard, once it has taken the lock."""
+    lock = folder / "lock"
+    deadline = time.monotonic() + 60
+    while parent.poll() is None and not (lock.exists() and lock.read_text()):
+        assert time.monotonic() < deadline, "the evaluation does not get going"
+        time.sleep(0.01)
+    return int(lock.read_text().split()[1])
+
+
 def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:
     command = (*EVALUATE, "--out", "lost", "--processes", "2", "--save-seconds", "0.05")
     process = runs.start(task, *command)
-    lock = task / "lost/shard-1-of-2/lock"
-    deadline = time.monotonic() + 60
-    while process.poll() is None and not (lock.exists() and lock.read_text()):
-        assert time.monotonic() < deadline, "the evaluation does not get going"
-        time.sleep(0.01)
-    worker = int(lock.read_text().split()[1])
-    os.kill(worker, signal.SIGKILL)
+    os.kill(worker_of(task / "lost/shard-1-of-2", process), signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 8, output
     assert "process 1 of 2" in output
     runs.finish(runs.start(task, *command))
     assert verdicts(task / "lost") == verdicts(task / "whole")
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_workers_leave_when_their_parent_is_killed(task: Path) -> None:
+    command = (*EVALUATE, "--out", "orphans", "--processes", "2")
+    process = runs.start(task, *command)
+    workers = [worker_of(task / f"orphans/shard-{index}-of-2", process) for index in range(2)]
+    process.kill()
+    process.wait(timeout=10)
+    deadline = time.monotonic() + 30
+    while any(map(alive, workers)):
+        assert time.monotonic() < deadline, "a worker outlives its parent"
+        time.sleep(0.05)
+    runs.finish(runs.start(task, *command))
+    assert verdicts(task / "orphans") == verdicts(task / "whole")
+
+
+def test_ctrl_c_at_a_terminal_reaches_every_process_and_saves(task: Path) -> None:
+    """A terminal signals all processes of the group, the workers too unless they have one of their own."""
+    command = [sys.executable, "-m", "atlas", *EVALUATE, "--out", "terminal", "--processes", "2"]
+    command += ["--save-seconds", "1000"]
+    process = subprocess.Popen(
+        command, cwd=task, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
+    )
+    for index in range(2):
+        worker_of(task / f"terminal/shard-{index}-of-2", process)
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    saved = [
+        list((task / f"terminal/shard-{index}-of-2").glob("*.npz"))
+        + list((task / f"terminal/shard-{index}-of-2").glob("state-*"))
+        for index in range(2)
+    ]
+    assert all(saved), "a worker left without saving"
+    runs.finish(runs.start(task, *command[3:]))
+    assert verdicts(task / "terminal") == verdicts(task / "whole")

@@ -22,6 +22,7 @@ from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
+from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
 
 
@@ -103,6 +104,7 @@ def evaluate(
     task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
     folder = out or subject.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
     if shard is not None:
+        leave_with_parent()
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
     if not as_json:
