@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, evaluate, sweep, train
+from atlas.cli import bench, data, demo, evaluate, report, sweep, train
 
 app = typer.Typer(
     name="atlas",
@@ -39,6 +39,7 @@ app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
+app.command("report")(report.report)
 app.command("suites")(evaluate.suites)
 app.command("presets")(train.presets)
 app.command("models")(train.models)

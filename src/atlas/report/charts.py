@@ -1,0 +1,199 @@
+"""Line charts as inline SVG: colours come from the page's style, so that they follow its theme."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from markupsafe import Markup
+
+WIDTH, HEIGHT = 460, 280
+LEFT, RIGHT, TOP, BOTTOM = 44, 14, 12, 42
+COLOURS = 7
+"""Series of the page's style; more of them repeat its colours with dashed lines."""
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+    hint: str = ""
+    """What a reader sees who points at it."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something that happened at a point."""
+
+    point: Point
+    kind: str
+    """"best" or "collapse"."""
+
+
+@dataclass(frozen=True)
+class Series:
+    name: str
+    index: int
+    """Which colour."""
+    points: Sequence[Point]
+    faint: bool = False
+    """A companion of another line, without points of its own."""
+    marks: Sequence[Mark] = ()
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What is drawn along one side."""
+
+    label: str
+    ticks: Sequence[tuple[float, str]]
+    low: float
+    high: float
+    log: bool = False
+
+    def place(self, value: float) -> float:
+        """0 at the low end, 1 at the high end."""
+        change = math.log if self.log else float
+        low, high = change(self.low), change(self.high)
+        return (change(value) - low) / (high - low) if high > low else 0.5
+
+
+def percent(label: str) -> Axis:
+    return Axis(label, [(0.2 * k, f"{20 * k}") for k in range(6)], 0.0, 1.0)
+
+
+def even(label: str, low: float, high: float, most: int = 7) -> Axis:
+    """Round numbers, at most so many, over a range."""
+    rough = max(high - low, 1e-9) / most
+    base = 10.0 ** math.floor(math.log10(rough))
+    step = next(base * k for k in (1, 2, 5, 10) if base * k >= rough * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return Axis(label, [(k * step, f"{k * step:.4g}") for k in range(first, last + 1)], low, high)
+
+
+def powers(label: str, values: Sequence[float]) -> Axis:
+    """Powers of ten around positive values."""
+    low = math.floor(math.log10(min(values, default=1.0)))
+    high = max(low + 1, math.ceil(math.log10(max(values, default=10.0))))
+    every = max(1, math.ceil((high - low) / 6))
+    ticks = [(10.0**k, f"{10.0**k:g}") for k in range(low, high + 1, every)]
+    return Axis(label, ticks, 10.0**low, 10.0**high, log=True)
+
+
+def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: float | None = None) -> Markup:
+    """Lines with their points and intervals; `guide` is a vertical line to look for."""
+    box = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "class": "chart"}
+    root = ET.Element("svg", box)
+    ET.SubElement(root, "title").text = title
+    _axes(root, x, y)
+    if guide is not None:
+        at = f"{_x(x, guide):.1f}"
+        ET.SubElement(root, "line", {"x1": at, "x2": at, **_span("y"), "class": "guide"})
+    for each in series:
+        _band(root, x, y, each)
+    for each in series:
+        _line(root, x, y, each)
+    return Markup(ET.tostring(root, encoding="unicode"))
+
+
+def _x(axis: Axis, value: float) -> float:
+    return LEFT + axis.place(value) * (WIDTH - LEFT - RIGHT)
+
+
+def _y(axis: Axis, value: float) -> float:
+    return HEIGHT - BOTTOM - axis.place(value) * (HEIGHT - TOP - BOTTOM)
+
+
+def _span(side: str) -> dict[str, str]:
+    ends = {"x": (LEFT, WIDTH - RIGHT), "y": (TOP, HEIGHT - BOTTOM)}[side]
+    return {f"{side}1": str(ends[0]), f"{side}2": str(ends[1])}
+
+
+def _axes(root: ET.Element, x: Axis, y: Axis) -> None:
+    for value, text in y.ticks:
+        at = _y(y, value)
+        ET.SubElement(root, "line", {"y1": f"{at:.1f}", "y2": f"{at:.1f}", **_span("x"), "class": "grid"})
+        _text(root, LEFT - 7, at + 4, text, "end")
+    for value, text in x.ticks:
+        at = _x(x, value)
+        foot = HEIGHT - BOTTOM
+        tick = {"x1": f"{at:.1f}", "x2": f"{at:.1f}", "y1": f"{foot}", "y2": f"{foot + 4}", "class": "tick"}
+        ET.SubElement(root, "line", tick)
+        _text(root, at, foot + 17, text, "middle")
+    foot = HEIGHT - BOTTOM
+    ET.SubElement(root, "line", {"y1": f"{foot}", "y2": f"{foot}", **_span("x"), "class": "axis"})
+    _text(root, (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, x.label, "middle", "label")
+    middle = (TOP + HEIGHT - BOTTOM) / 2
+    _text(root, 11, middle, y.label, "middle", "label", f"rotate(-90 11 {middle:.1f})")
+
+
+def _text(
+    root: ET.Element, x: float, y: float, text: str, anchor: str, kind: str = "", turn: str = ""
+) -> None:
+    where = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    where |= ({"class": kind} if kind else {}) | ({"transform": turn} if turn else {})
+    ET.SubElement(root, "text", where).text = text
+
+
+def _finite(points: Sequence[Point], x: Axis, y: Axis) -> list[Point]:
+    """Without what cannot be drawn."""
+    kept = [p for p in points if math.isfinite(p.x) and math.isfinite(p.y)]
+    return [p for p in kept if not (y.log and p.y <= 0) and not (x.log and p.x <= 0)]
+
+
+def _band(root: ET.Element, x: Axis, y: Axis, series: Series) -> None:
+    points = [p for p in _finite(series.points, x, y) if p.low is not None and p.high is not None]
+    if len(points) < 2:
+        return
+    upper = [f"{_x(x, p.x):.1f},{_y(y, p.high or 0.0):.1f}" for p in points]
+    lower = [f"{_x(x, p.x):.1f},{_y(y, p.low or 0.0):.1f}" for p in reversed(points)]
+    ET.SubElement(
+        root, "polygon", {"points": " ".join(upper + lower), "class": f"band {colour(series.index)}"}
+    )
+
+
+def _line(root: ET.Element, x: Axis, y: Axis, series: Series) -> None:
+    points = _finite(series.points, x, y)
+    kind = " ".join(["line", colour(series.index), *["faint"] * series.faint, dashes(series.index)]).strip()
+    way = " ".join(f"{_x(x, p.x):.1f},{_y(y, p.y):.1f}" for p in points)
+    ET.SubElement(root, "polyline", {"points": way, "class": kind})
+    for point in points if not series.faint else ():
+        _dot(root, x, y, point, f"dot {colour(series.index)}", 3.0, series.name)
+    for mark in series.marks:
+        if _finite([mark.point], x, y):
+            _mark(root, x, y, mark, series)
+
+
+def _dot(root: ET.Element, x: Axis, y: Axis, point: Point, kind: str, size: float, name: str) -> None:
+    where = {"cx": f"{_x(x, point.x):.1f}", "cy": f"{_y(y, point.y):.1f}", "r": f"{size:g}", "class": kind}
+    ET.SubElement(ET.SubElement(root, "circle", where), "title").text = f"{name}: {point.hint}"
+
+
+def _mark(root: ET.Element, x: Axis, y: Axis, mark: Mark, series: Series) -> None:
+    name = f"{series.name}, {mark.kind}"
+    if mark.kind == "best":
+        _dot(root, x, y, mark.point, f"best {colour(series.index)}", 6.0, name)
+        return
+    a, b, r = _x(x, mark.point.x), _y(y, mark.point.y), 6.0
+    cross = (
+        f"M{a - r:.1f} {b - r:.1f}L{a + r:.1f} {b + r:.1f}M{a - r:.1f} {b + r:.1f}L{a + r:.1f} {b - r:.1f}"
+    )
+    drawn = ET.SubElement(root, "path", {"d": cross, "class": f"collapse {colour(series.index)}"})
+    ET.SubElement(drawn, "title").text = f"{name}: {mark.point.hint}"
+    _text(
+        root, min(a + 9, WIDTH - 52), b - 8 if b > TOP + 20 else b + 16, "collapse", "start", "collapse-word"
+    )
+
+
+def colour(index: int) -> str:
+    """The class of a series' colour."""
+    return f"s{index % COLOURS}"
+
+
+def dashes(index: int) -> str:
+    """The class of its line, where the colours have been used up."""
+    return "dashed" if index >= COLOURS else ""

@@ -1,0 +1,98 @@
+"""Class by class: how many images of each hold, and for what the others are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from atlas.evaluation import Score
+from atlas.report.comparison import Comparison
+from atlas.report.study import Study
+
+MOST_CLASSES = 20
+"""Beyond that a table shows the weakest classes, and a matrix the commonest confusions."""
+MOST_PAIRS = 10
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Robust accuracy of each model in each class."""
+
+    what: str
+    n: int
+    classes: tuple[int, ...]
+    rows: Mapping[str, tuple[Score, ...] | str]
+    """By model; text where there are no numbers to give."""
+    weakest: bool
+    """Whether only the weakest classes are shown."""
+
+
+def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping[str, str]) -> ByClass:
+    """From who is right: bool [N] a model. `invalid` models have words instead of numbers."""
+    classes = sorted(set(y.tolist()))
+    scores = {
+        name: {label: Score(int(mask[y == label].sum()), int((y == label).sum())) for label in classes}
+        for name, mask in right.items()
+    }
+    weakest = len(classes) > MOST_CLASSES
+    if weakest and scores:
+        mean = {label: sum(row[label].rate for row in scores.values()) for label in classes}
+        classes = sorted(sorted(classes, key=lambda label: mean[label])[:MOST_CLASSES])
+    rows: dict[str, tuple[Score, ...] | str] = {
+        name: tuple(row[label] for label in classes) for name, row in scores.items()
+    }
+    return ByClass(what, len(y), tuple(classes), {**rows, **invalid}, weakest)
+
+
+def of_comparison(comparison: Comparison) -> ByClass:
+    """The worst case over the attacks of an evaluation."""
+    right = {e.name: e.report.robust for e in comparison.entries if e.report.valid}
+    invalid = {e.name: str(e.report.worst) for e in comparison.entries if not e.report.valid}
+    what = f"worst case over {', '.join(comparison.columns[1:-1])}; {comparison.title}"
+    return by_class(what, comparison.entries[0].report.y, right, invalid)
+
+
+def of_studies(studies: Mapping[str, Study]) -> ByClass:
+    """Under the report's own attack."""
+    first = next(iter(studies.values()))
+    right = {name: study.stands for name, study in studies.items() if not study.reasons}
+    invalid = {name: f"invalid ({', '.join(s.reasons)})" for name, s in studies.items() if s.reasons}
+    return by_class(f"under the report's own attack, n = {first.n}", first.y, right, invalid)
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """What a model answers under attack."""
+
+    name: str
+    classes: tuple[int, ...]
+    counts: tuple[tuple[int, ...], ...]
+    """[true class, answer]."""
+    pairs: tuple[tuple[int, int, int, int], ...]
+    """(true class, answer, how often, of how many), the commonest errors first."""
+
+    @property
+    def small(self) -> bool:
+        """Whether the whole matrix can be shown."""
+        return len(self.classes) <= MOST_CLASSES
+
+    def share(self, row: Sequence[int], count: int) -> float:
+        return count / sum(row) if sum(row) else 0.0
+
+
+def confusion(name: str, study: Study) -> Confusion:
+    size = study.logits.shape[1]
+    answers = study.logits_adv.argmax(1)
+    counts = torch.bincount(study.y * size + answers, minlength=size * size).view(size, size)
+    wrong = counts.clone().fill_diagonal_(0)
+    order = wrong.flatten().argsort(descending=True, stable=True)[:MOST_PAIRS].tolist()
+    pairs = [(k // size, k % size, int(wrong.flatten()[k]), int(counts[k // size].sum())) for k in order]
+    return Confusion(
+        name,
+        tuple(range(size)),
+        tuple(tuple(row) for row in counts.tolist()),
+        tuple(pair for pair in pairs if pair[2]),
+    )

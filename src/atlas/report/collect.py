@@ -1,0 +1,212 @@
+"""A run's folder as a report needs it: what was trained, how that went, which evaluations there are."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from atlas.errors import CheckpointError, UsageError
+from atlas.evaluation import Report
+from atlas.evaluation.load import load_report
+from atlas.models import source
+from atlas.training import RunConfig, load_model
+from atlas.training.folder import RunFolder
+
+NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
+"""What a report reads of what an evaluation says about itself."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What validation said after one epoch."""
+
+    number: int
+    """From 1."""
+    robust: float
+    clean: float
+    jacobian: float
+    best: bool
+    """Whether it was the best so far, and its weights were kept."""
+    collapse: bool
+    """Whether the watch holds the model for collapsed in this epoch."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run, whole: a page is made of nothing else."""
+
+    name: str
+    path: Path
+    config: RunConfig
+    config_hash: str
+    command: str
+    commit: str | None
+    epochs: tuple[Epoch, ...]
+    seconds: float
+    """Of training, over all starts."""
+    model: nn.Module | None
+    """With the weights of the best epoch; None where they are not in the folder."""
+    weights: str | None
+    """Their fingerprint."""
+    evaluations: Mapping[str, Report]
+    """By the name of their folder."""
+    notes: tuple[str, ...]
+    """What is missing, and what to do about it."""
+
+    @property
+    def best(self) -> Epoch | None:
+        """The epoch whose weights were kept."""
+        return next((epoch for epoch in reversed(self.epochs) if epoch.best), None)
+
+    @property
+    def collapse(self) -> Epoch | None:
+        """The first epoch of the first collapse."""
+        return next((epoch for epoch in self.epochs if epoch.collapse), None)
+
+
+def collect(paths: Sequence[Path]) -> list[Run]:
+    """The runs in these folders, each once, under names that tell them apart."""
+    places = list(dict.fromkeys(path.resolve() for path in paths))
+    if not places:
+        raise UsageError("no run was given; name the folders of runs, such as runs/demo/demo-atlas-1")
+    runs = [read_run(place) for place in places]
+    return [replace(run, name=name) for run, name in zip(runs, _names(places), strict=True)]
+
+
+def read_run(path: Path) -> Run:
+    folder = RunFolder(path)
+    if not folder.config.is_file():
+        raise UsageError(
+            f"{path} is not the folder of a run: it has no {folder.config.name}. Wanted what `atlas train` "
+            f"wrote to{_nearby(path)}"
+        )
+    config = RunConfig.of(folder.read_config())
+    about = json.loads(folder.config.read_text())
+    commit = about.get("commit")
+    model = load_model(path) if folder.best.exists() else None
+    weights = source.fingerprint(model) if model is not None else None
+    evaluations, notes = _evaluations(path, weights)
+    if model is None:
+        notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
+    if not evaluations:
+        notes.append(f"not evaluated yet: run `atlas evaluate {path.name}` there, then report again")
+    return Run(
+        name=path.name,
+        path=path,
+        config=config,
+        config_hash=str(about["hash"]),
+        command=str(about.get("command", "")),
+        commit=None if commit is None else str(commit),
+        epochs=_epochs(folder.metrics),
+        seconds=sum(_number(r, "seconds", folder.timing) for r in _records(folder.timing) if "seconds" in r),
+        model=model,
+        weights=weights,
+        evaluations=evaluations,
+        notes=tuple(notes),
+    )
+
+
+def _nearby(path: Path) -> str:
+    """Runs below the folder, for who named the folder above them."""
+    found = sorted(place.parent.name for place in path.glob("*/config.json")) if path.is_dir() else []
+    return f": did you mean {path.name}/*? It has {', '.join(found[:3])}" if found else ""
+
+
+def _names(places: Sequence[Path]) -> list[str]:
+    """The last part of each path, or as many as it takes to tell them apart."""
+    for count in range(1, max(len(place.parts) for place in places) + 1):
+        names = ["/".join(place.parts[-count:]) for place in places]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON lines, of which the last may be torn."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("not a table")
+        except (ValueError, RecursionError) as error:
+            if number == len(lines):
+                break
+            raise CheckpointError(f"{path} is damaged in line {number}: {error}; train again") from error
+        records.append(record)
+    return records
+
+
+def _epochs(path: Path) -> tuple[Epoch, ...]:
+    found = []
+    for record in _records(path):
+        if record.get("kind") == "epoch":
+            number, robust, clean, jacobian = (
+                _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
+            )
+            best, collapse = (record.get(key) is True for key in ("best", "collapse"))
+            found.append(Epoch(int(number) + 1, robust, clean, jacobian, best, collapse))
+    return tuple(found)
+
+
+def _number(record: Mapping[str, Any], key: str, path: Path) -> float:
+    value = record.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CheckpointError(f"{path}: {key} is {value!r}; wanted a number: is it the file of a run?")
+    return float(value) if math.isfinite(value) else math.nan
+
+
+def _evaluations(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
+    """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss."""
+    found, notes = dict[str, Report](), []
+    for place in sorted({*path.glob("*/config.json"), *path.glob("evaluations/*/config.json")}):
+        folder = place.parent
+        if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
+            continue
+        if not (folder / "summary.json").exists():
+            notes.append(f"evaluation {folder.name} has not come to its end: run it again to go on")
+            continue
+        report = checked_report(folder)
+        if weights is not None and report.about["model"] != weights:
+            notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
+            continue
+        found[folder.name] = report
+    for place in sorted(path.parent.glob("*/summary.json")) if weights is not None else ():
+        if not (place.parent / "metrics.jsonl").exists() and _model_of(place) == weights:
+            found[place.parent.name] = checked_report(place.parent)
+    if found and weights is None:
+        notes.append("without the weights nobody can tell whether its evaluations are of them")
+    return found, notes
+
+
+def _model_of(summary: Path) -> object:
+    """Of which model an evaluation that lies beside a run is; nothing where it is no evaluation."""
+    try:
+        return json.loads(summary.read_text())["about"]["model"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def checked_report(folder: Path) -> Report:
+    """The report of an evaluation whose parts belong together."""
+    report = load_report(folder)
+    missing = [key for key in NEEDED if key not in report.about]
+    threat = report.about.get("threat")
+    if not (isinstance(threat, dict) and "name" in threat and isinstance(threat.get("eps"), int | float)):
+        missing.append("its threat")
+    lengths = {label: len(result.attempt) for label, result in report.results.items()}
+    torn = [label for label, length in lengths.items() if length != report.n]
+    if missing or torn or len(report.ids) != report.n or len(report.clean_right) != report.n or not report.n:
+        what = f"says nothing of {missing}" if missing else f"has parts of different lengths {torn}"
+        raise CheckpointError(f"{folder} is no whole evaluation: it {what}; run it again")
+    return report

@@ -1,0 +1,189 @@
+"""Models side by side on the same images under the same attacks, and which differences are real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from atlas.evaluation import Report, Score
+from atlas.evaluation.compare import Paired, compared
+from atlas.report.collect import Run
+from atlas.report.tables import Cell, Table
+from atlas.report.words import duration, threat_words
+
+LEVEL = 0.05
+"""A difference with a smaller p-value is called significant."""
+WORST = "worst case"
+TIED_MEANS = (
+    f"not significantly different from the best of its column (p ≥ {LEVEL}, McNemar's exact test on the same "
+    "images, each model against the best, not corrected for the number of comparisons)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One evaluation of one run."""
+
+    run: Run
+    folder: str
+    report: Report
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Evaluations that can stand in one table: the same images, threat and attacks."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self.entries[0].report.about
+
+    @property
+    def n(self) -> int:
+        return self.entries[0].report.n
+
+    @property
+    def columns(self) -> list[str]:
+        """Clean, each attack, the worst case."""
+        return list(self.entries[0].report.scores)
+
+    @property
+    def title(self) -> str:
+        return f"{self.about['data']}, {threat_words(self.about['threat'])}, n = {self.n:,}"
+
+    def score(self, entry: Entry, label: str) -> Score:
+        return entry.report.scores[label]
+
+    @cached_property
+    def leaders(self) -> dict[str, list[Entry]]:
+        """In each column the models with the highest accuracy, where there are several to choose from."""
+        return {label: self._leaders(label) for label in self.columns}
+
+    def _leaders(self, label: str) -> list[Entry]:
+        valid = [entry for entry in self.entries if not self.score(entry, label).reasons]
+        if len(valid) < 2 or not all(self.paired(valid[0], entry, label) for entry in valid[1:]):
+            return []
+        top = max(self.score(entry, label).rate for entry in valid)
+        return [entry for entry in valid if self.score(entry, label).rate == top]
+
+    def paired(self, one: Entry, other: Entry, label: str) -> Paired | None:
+        """The paired test of two models in one column; None where it would mean nothing."""
+        if not (one.report.valid and other.report.valid):
+            return None
+        found = compared(one.report, other.report).get(label)
+        return found[2] if found else None
+
+    def to_the_best(self, entry: Entry, label: str) -> Paired | None:
+        """The test against the best of the column; None for the best itself, and where there is none."""
+        leaders = self.leaders[label]
+        return self.paired(leaders[0], entry, label) if leaders and entry not in leaders else None
+
+    def cell(self, entry: Entry, label: str) -> Cell:
+        pair = self.to_the_best(entry, label)
+        tied = pair is not None and pair.p_value >= LEVEL
+        return Cell.of(self.score(entry, label), best=entry in self.leaders[label], tied=tied)
+
+    def table(self) -> Table:
+        """Accuracy with its 95% interval, a row a model."""
+        rows: list[list[Cell | str]] = [
+            [entry.name, *(self.cell(entry, label) for label in self.columns), _training(entry.run)]
+            for entry in self.entries
+        ]
+        notes = ["accuracy [95% Wilson interval]; the worst case is taken image by image over all attacks"]
+        unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
+        if unmarked:
+            notes.append(f"no best is marked where rows cannot be compared: {', '.join(unmarked)}")
+        columns = ["model", *self.columns, "training"]
+        return Table.of(self.title, columns, rows, notes=tuple(notes), tied_means=TIED_MEANS)
+
+    def differences(self) -> Table | None:
+        """Every other model minus the one that is best in the worst case, in points, with interval and p."""
+        if not self.leaders[WORST]:
+            return None
+        best = self.leaders[WORST][0]
+        rows: list[list[Cell | str]] = [
+            [entry.name, *(_difference(self.paired(best, entry, label)) for label in self.columns)]
+            for entry in self.entries
+            if entry is not best
+        ]
+        title = f"Difference to {best.name}, in points"
+        notes = ("[95% interval] for paired samples; p by McNemar's exact test, two-sided",)
+        return Table.of(title, ["model", *self.columns], rows, notes=notes)
+
+
+def _training(run: Run) -> Cell:
+    return Cell(duration(run.seconds), run.seconds) if run.seconds else Cell("")
+
+
+def _difference(pair: Paired | None) -> Cell:
+    if pair is None:
+        return Cell("")
+    low, high = pair.interval
+    points = 100 * (pair.only_b - pair.only_a) / pair.n
+    return Cell(f"{points:+.1f} [{-100 * high:+.1f}, {-100 * low:+.1f}], p = {pair.p_value:.2g}", points)
+
+
+def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """All evaluations of the runs, those that can be compared together; the widest comparison first."""
+    groups: dict[str, list[Entry]] = {}
+    for run in runs:
+        for folder, report in run.evaluations.items():
+            about = {
+                key: report.about[key] for key in ("data_hash", "threat", "standing", "attack_dtype", "eot")
+            }
+            key = json.dumps([about, list(report.results)], sort_keys=True)
+            groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
+    found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]
+    return sorted(found, key=lambda c: (-len({e.run.name for e in c.entries}), -len(c.columns), -c.n))
+
+
+def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """A run that was evaluated twice in the same way has the folder beside its name."""
+    names = [entry.name for entry in entries]
+    return [
+        Entry(e.run, e.folder, e.report, f"{e.name} ({e.folder})" if names.count(e.name) > 1 else e.name)
+        for e in entries
+    ]
+
+
+def long_table(runs: Sequence[Run]) -> Table:
+    """One row a model and attack: the form that programs and spreadsheets read."""
+    rows = []
+    for comparison in comparisons(runs):
+        for entry in comparison.entries:
+            for label in comparison.columns:
+                score = comparison.score(entry, label)
+                known = [entry.name, entry.folder, str(comparison.about["data"])]
+                threat = threat_words(comparison.about["threat"])
+                pair = comparison.to_the_best(entry, label)
+                p_value = Cell.number(pair.p_value, "{:.2g}") if pair else ""
+                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
+    columns = ["model", "evaluation", "data", "threat", "attack", "n", "accuracy", "p against the best"]
+    return Table.of("Accuracy in percent", columns, rows)
+
+
+def verdict(comparison: Comparison) -> str:
+    """The comparison in a sentence: who is best in the worst case, and whether that is more than chance."""
+    leaders, n = comparison.leaders[WORST], f"n = {comparison.n:,}"
+    if not leaders:
+        alone = comparison.entries[0]
+        score = comparison.score(alone, WORST)
+        if len(comparison.entries) > 1:
+            return "These evaluations cannot be compared in the worst case."
+        said = f"is {score}" if score.reasons else f"holds in {score} of cases"
+        return f"{alone.name} {said} in the worst case over all attacks ({n})."
+    best = leaders[0]
+    others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
+    tied = [f"{e.name} (p = {pair.p_value:.2g})" for e, pair in others if pair and pair.p_value >= LEVEL]
+    names = " and ".join(entry.name for entry in leaders)
+    start = f"{names} {'share' if len(leaders) > 1 else 'has'} the highest accuracy in the worst case, "
+    start += f"{comparison.score(best, WORST)}, {n}"
+    if tied:
+        return f"{start}; the lead over {', '.join(tied)} is not significant."
+    largest = max((pair.p_value for _, pair in others if pair), default=1.0)
+    return f"{start}; the lead is significant (p ≤ {largest:.2g})." if largest < LEVEL else f"{start}."

@@ -1,0 +1,147 @@
+"""One self-contained page: nothing is fetched, all text is escaped, only its own script and style may run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from atlas import __version__
+from atlas.evaluation import Flag
+from atlas.report import charted, classes
+from atlas.report.charts import colour, dashes
+from atlas.report.collect import Run
+from atlas.report.comparison import WORST, Comparison, comparisons, verdict
+from atlas.report.gallery import Exhibit, gallery
+from atlas.report.study import Study, grouped
+from atlas.report.words import duration, method_words, radius, settings, threat_words
+
+SHADES = 10
+"""Steps of the shading of accuracies, from 0 to 100%."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Studies of the same images under the same threat, and what a page shows of them."""
+
+    title: str
+    attack: str
+    n: int
+    studies: Mapping[str, Study]
+    by_radius: Markup
+    by_steps: Markup
+    exhibits: Sequence[Exhibit]
+    by_class: classes.ByClass
+    confusions: Sequence[classes.Confusion]
+
+    @property
+    def left_out(self) -> list[str]:
+        """Models without curves, each with the reason."""
+        return [f"{name}: invalid ({', '.join(s.reasons)})" for name, s in self.studies.items() if s.reasons]
+
+
+def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> str:
+    """The page of these runs. Models without a study have no curves, gallery and confusion matrix."""
+    found = comparisons(runs)
+    colours = {run.name: index for index, run in enumerate(runs)}
+    groups = [_group(part, found, colours) for part in grouped(studies)]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            version=__version__,
+            command=command,
+            runs=runs,
+            comparisons=found,
+            verdict=verdict(found[0]) if found else None,
+            groups=groups,
+            per_class=classes.of_comparison(found[0]) if found and not groups else None,
+            training=_training([run for run in runs if run.epochs], colours),
+            flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
+            key={
+                name: f"{colour(index)} {dashes(index)}".strip() for name, index in _keys(runs, found).items()
+            },
+            worst=WORST,
+            **_assets(),
+        )
+    )
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("atlas.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "duration": duration,
+        "method": method_words,
+        "settings": settings,
+        "threat": threat_words,
+        "radius": radius,
+        "shade": lambda share: f"h{round(SHADES * share)}",
+    }
+    return environment
+
+
+def _assets() -> dict[str, Any]:
+    """Style and script, and the policy that lets just these two run, known by their hashes."""
+    files = resources.files("atlas.report") / "templates"
+    style, script = (files.joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    policy = (
+        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return {"style": Markup(style), "script": Markup(script), "policy": policy}
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _keys(runs: Sequence[Run], found: Sequence[Comparison]) -> dict[str, int]:
+    """The colour of each name that a table can have for a run."""
+    index = {run.name: k for k, run in enumerate(runs)}
+    return index | {entry.name: index[entry.run.name] for c in found for entry in c.entries}
+
+
+def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: Mapping[str, int]) -> Group:
+    first = next(iter(studies.values()))
+    threat = {"name": type(first.threat).__name__.lower(), "eps": first.threat.eps}
+    evaluated = [c for c in found if {e.run.name for e in c.entries} >= set(studies)]
+    return Group(
+        title=f"{first.data}, {threat_words(threat)}",
+        attack=f"Un-T, {first.settings.steps} steps from one random start",
+        n=first.n,
+        studies=studies,
+        by_radius=charted.radius_chart(studies, colours),
+        by_steps=charted.steps_chart(studies, colours),
+        exhibits=gallery(studies),
+        by_class=classes.of_comparison(evaluated[0]) if evaluated else classes.of_studies(studies),
+        confusions=[classes.confusion(name, study) for name, study in charted.valid(studies).items()],
+    )
+
+
+def _training(runs: Sequence[Run], colours: Mapping[str, int]) -> dict[str, Any] | None:
+    if not runs:
+        return None
+    charts = (charted.training_chart(runs, colours), charted.jacobian_chart(runs, colours))
+    return {"runs": runs, "charts": charts}
+
+
+def _flags(run: Run, study: Study | None) -> list[tuple[str, Flag]]:
+    """(where it went up, flag), each once, fatal ones first."""
+    found = [(folder, flag) for folder, report in run.evaluations.items() for flag in report.flags]
+    found += [("report", flag) for flag in (study.flags if study else ())]
+    told: dict[tuple[str, bool], tuple[str, Flag]] = {}
+    for where, flag in found:
+        told.setdefault((flag.message, flag.fatal), (where, flag))
+    return sorted(told.values(), key=lambda item: not item[1].fatal)
