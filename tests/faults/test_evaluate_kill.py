@@ -157,7 +157,7 @@ def test_workers_leave_when_their_parent_is_killed(task: Path) -> None:
     assert verdicts(task / "orphans") == verdicts(task / "whole")
 
 
-def test_ctrl_c_at_a_terminal_reaches_every_process_and_saves(task: Path) -> None:
+def test_ctrl_c_at_a_terminal_saves(task: Path) -> None:
     """A terminal signals all processes of the group, the workers too unless they have one of their own."""
     command = [sys.executable, "-m", "atlas", *EVALUATE, "--out", "terminal", "--processes", "2"]
     command += ["--save-seconds", "1000"]
@@ -165,7 +165,8 @@ def test_ctrl_c_at_a_terminal_reaches_every_process_and_saves(task: Path) -> Non
         command, cwd=task, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     )
     for index in range(2):
-        worker_of(task / f"terminal/shard-{index}-of-2", process)
+        worker = worker_of(task / f"terminal/shard-{index}-of-2", process)
+        assert os.getpgid(worker) != process.pid, "it would hear the signal twice, and not wait to save"
     time.sleep(1)
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
