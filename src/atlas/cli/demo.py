@@ -9,14 +9,15 @@ import typer
 from rich.table import Table
 
 from atlas.cli.console import console
-from atlas.reproduce.demo import ATTACKS, run_demo
+from atlas.reproduce.demo import ATTACKS, PAGE, run_demo
 
 
 def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo")) -> None:
     """Train one-step ADV, TRADES and ATLAS on the embedded MNIST subset, and attack all three.
 
     A few minutes on two cores. PGD-20 is the weak attack of the paper's validation; the margin attack
-    takes larger steps, several times: the difference between the two is what a weak attack hides.
+    takes larger steps, several times: the difference between the two is what a weak attack hides. It ends
+    with a report: one page to look at.
     """
     console.print(
         f"Training three models on real digits; writing to {out}. Ctrl-C saves; run again to go on."
@@ -28,6 +29,7 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs
         table.add_row(row.method, *map(str, [row.clean, *row.robust.values()]), f"{row.seconds:.0f} s")
     console.print(table)
     for name, what in {
+        PAGE: "the report: open it in a browser",
         "demo.png": "the picture",
         "demo.json": "the numbers",
         "demo-*/": "runs: weights, metrics, TensorBoard events",

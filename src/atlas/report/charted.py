@@ -46,7 +46,8 @@ def steps_chart(studies: Studies, colours: Colours) -> Markup:
         for name, study in valid(studies).items()
     ]
     axis = Axis("steps of the attack", [(k, str(k)) for k in STEPS], STEPS[0], STEPS[-1], log=True)
-    return line_chart("Accuracy under attack against its steps", axis, percent("accuracy (%)"), series)
+    least = min((point.low or 0.0 for each in series for point in each.points), default=0.0)
+    return line_chart("Accuracy under attack against its steps", axis, percent("accuracy (%)", least), series)
 
 
 def training_chart(runs: Sequence[Run], colours: Colours) -> Markup:

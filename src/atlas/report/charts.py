@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 460, 280
-LEFT, RIGHT, TOP, BOTTOM = 44, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 42
 COLOURS = 7
 """Series of the page's style; more of them repeat its colours with dashed lines."""
 
@@ -62,8 +62,11 @@ class Axis:
         return (change(value) - low) / (high - low) if high > low else 0.5
 
 
-def percent(label: str) -> Axis:
-    return Axis(label, [(0.2 * k, f"{20 * k}") for k in range(6)], 0.0, 1.0)
+def percent(label: str, least: float = 0.0) -> Axis:
+    """0 to 100, or from the ten below the least value where that leaves more than half of it empty."""
+    tens = math.floor(10 * least) if least > 0.5 else 0
+    ticks = [k for k in range(tens, 11) if tens >= 7 or k % 2 == 0 or k == tens]
+    return Axis(label, [(k / 10, f"{10 * k}") for k in ticks], tens / 10, 1.0)
 
 
 def even(label: str, low: float, high: float, most: int = 7) -> Axis:

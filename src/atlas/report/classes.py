@@ -51,7 +51,7 @@ def of_comparison(comparison: Comparison) -> ByClass:
     """The worst case over the attacks of an evaluation."""
     right = {e.name: e.report.robust for e in comparison.entries if e.report.valid}
     invalid = {e.name: str(e.report.worst) for e in comparison.entries if not e.report.valid}
-    what = f"worst case over {', '.join(comparison.columns[1:-1])}; {comparison.title}"
+    what = f"Worst case over {', '.join(comparison.columns[1:-1])}; {comparison.title}"
     return by_class(what, comparison.entries[0].report.y, right, invalid)
 
 
@@ -60,7 +60,7 @@ def of_studies(studies: Mapping[str, Study]) -> ByClass:
     first = next(iter(studies.values()))
     right = {name: study.stands for name, study in studies.items() if not study.reasons}
     invalid = {name: f"invalid ({', '.join(s.reasons)})" for name, s in studies.items() if s.reasons}
-    return by_class(f"under the report's own attack, n = {first.n}", first.y, right, invalid)
+    return by_class(f"Under the report's own attack, n = {first.n}", first.y, right, invalid)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import Paired, compared
 from atlas.report.collect import Run
 from atlas.report.tables import Cell, Table
-from atlas.report.words import duration, threat_words
+from atlas.report.words import duration, p_words, threat_words
 
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""
@@ -125,7 +125,7 @@ def _difference(pair: Paired | None) -> Cell:
         return Cell("")
     low, high = pair.interval
     points = 100 * (pair.only_b - pair.only_a) / pair.n
-    return Cell(f"{points:+.1f} [{-100 * high:+.1f}, {-100 * low:+.1f}], p = {pair.p_value:.2g}", points)
+    return Cell(f"{points:+.1f}", points, (-100 * high, -100 * low), note=p_words(pair.p_value))
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
@@ -179,11 +179,11 @@ def verdict(comparison: Comparison) -> str:
         return f"{alone.name} {said} in the worst case over all attacks ({n})."
     best = leaders[0]
     others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
-    tied = [f"{e.name} (p = {pair.p_value:.2g})" for e, pair in others if pair and pair.p_value >= LEVEL]
+    tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
     names = " and ".join(entry.name for entry in leaders)
     start = f"{names} {'share' if len(leaders) > 1 else 'has'} the highest accuracy in the worst case, "
     start += f"{comparison.score(best, WORST)}, {n}"
     if tied:
         return f"{start}; the lead over {', '.join(tied)} is not significant."
     largest = max((pair.p_value for _, pair in others if pair), default=1.0)
-    return f"{start}; the lead is significant (p ≤ {largest:.2g})." if largest < LEVEL else f"{start}."
+    return f"{start}; the lead is significant ({p_words(largest)})." if largest < LEVEL else f"{start}."

@@ -41,6 +41,11 @@ class Group:
     confusions: Sequence[classes.Confusion]
 
     @property
+    def gray(self) -> bool:
+        """Whether perturbations are drawn in red and blue."""
+        return next(iter(self.studies.values())).x.shape[1] != 3
+
+    @property
     def left_out(self) -> list[str]:
         """Models without curves, each with the reason."""
         return [f"{name}: invalid ({', '.join(s.reasons)})" for name, s in self.studies.items() if s.reasons]
@@ -119,7 +124,7 @@ def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: M
     evaluated = [c for c in found if {e.run.name for e in c.entries} >= set(studies)]
     return Group(
         title=f"{first.data}, {threat_words(threat)}",
-        attack=f"Un-T, {first.settings.steps} steps from one random start",
+        attack=f"the margin climbed in {first.settings.steps} steps from one random start",
         n=first.n,
         studies=studies,
         by_radius=charted.radius_chart(studies, colours),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from cycler import cycler
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from atlas.disk import write_atomic
 from atlas.report.escape import one_line

@@ -32,7 +32,7 @@ from atlas.report.collect import Run
 from atlas.rng import Rng
 from atlas.threat import Threat
 
-RADII = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+RADII = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
 """In units of the run's eps. Beyond it the accuracy has to fall to nothing, or the attack is blind."""
 STEPS = (1, 2, 5, 10, 20, 50)
 SHOWN = 10

@@ -28,6 +28,8 @@ class Cell:
     best: bool = False
     tied: bool = False
     """Not significantly different from the best of the column."""
+    note: str = ""
+    """Said after the interval, such as a p-value."""
 
     @classmethod
     def of(cls, score: Score, *, best: bool = False, tied: bool = False) -> Cell:
@@ -60,7 +62,8 @@ class Cell:
             return self.text
         interval = None if self.interval is None else list(self.interval)
         numbers = {"value": self.value, "interval": interval}
-        return {"text": self.text, **numbers, "best": self.best, "tied": self.tied}
+        marks = {"best": self.best, "tied": self.tied} | ({"note": self.note} if self.note else {})
+        return {"text": self.text, **numbers, **marks}
 
 
 @dataclass(frozen=True)
@@ -150,12 +153,14 @@ def _cell(value: Cell | str) -> Cell:
 
 def _markdown(cell: Cell) -> str:
     text = escape.markdown(cell.text) + cell.mark
-    return f"{f'**{text}**' if cell.best else text} {cell.bounds}".strip()
+    parts = [f"**{text}**" if cell.best else text, cell.bounds, escape.markdown(cell.note)]
+    return " ".join(part for part in parts if part)
 
 
 def _latex(cell: Cell) -> str:
     text = escape.latex(cell.text) + escape.latex(cell.mark)
-    bounds = rf" {{\scriptsize {cell.bounds}}}" if cell.bounds else ""
+    small = " ".join(filter(None, [cell.bounds, escape.latex(cell.note)]))
+    bounds = rf" {{\scriptsize {small}}}" if small else ""
     return (rf"\textbf{{{text}}}" if cell.best else text) + bounds
 
 

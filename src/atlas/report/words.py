@@ -10,6 +10,8 @@ from atlas.report.escape import one_line
 from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}
+LEAST_P = 0.001
+"""Smaller p-values are not told apart in words."""
 LEVELS = 255
 """Steps of an 8-bit pixel, by which radii are often given."""
 
@@ -25,6 +27,10 @@ def threat_words(table: Mapping[str, Any]) -> str:
     """From a threat's table: L∞, ε = 0.3."""
     name = str(table["name"])
     return f"{NORMS.get(name, name)}, ε = {radius(float(table['eps']))}"
+
+
+def p_words(p: float) -> str:
+    return f"p = {p:.2g}" if p >= LEAST_P else f"p < {LEAST_P}"
 
 
 def duration(seconds: float) -> str:

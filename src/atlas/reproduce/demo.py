@@ -11,8 +11,13 @@ from matplotlib.ticker import MaxNLocator
 
 from atlas import data
 from atlas.attacks import PGD, Attack
+from atlas.config import fingerprint
 from atlas.disk import write_atomic
-from atlas.evaluation import Score, evaluate
+from atlas.evaluation import Score
+from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.plan import Plan
+from atlas.report import page, write
+from atlas.report.collect import collect
 from atlas.reproduce.preset import load_preset
 from atlas.training import Result, RunConfig, train
 
@@ -23,6 +28,7 @@ ATTACKS: dict[str, Attack] = {
 }
 """The paper's weak attack, and a stronger one: on MNIST PGD-20 moves 0.2 at most in a ball of 0.3."""
 IMAGES = 1000
+PAGE = "report.html"
 
 
 @dataclass(frozen=True)
@@ -45,15 +51,24 @@ def run_demo(folder: Path) -> list[Row]:
     for label, name in METHODS.items():
         config = RunConfig.of(load_preset(name)[1])
         results[label] = train(config, folder / name)
-        rows.append(_attack(label, config, results[label], test))
+        rows.append(_attack(label, config, results[label], test, folder / name))
     _write(folder, rows)
     _draw(folder / "demo.png", results, rows)
+    _report(folder)
     return rows
 
 
-def _attack(label: str, config: RunConfig, result: Result, test: data.Images) -> Row:
-    report = evaluate(result.model, test, config.threat, attacks=ATTACKS)
+def _attack(label: str, config: RunConfig, result: Result, test: data.Images, run: Path) -> Row:
+    """Kept in the run's folder, where the report finds it."""
+    task = Evaluation(result.model, test, Plan(config.threat, ATTACKS))
+    report = task.run(run / "evaluations" / f"demo-{fingerprint(task.about)[:8]}")
     return Row(label, report.clean, {name: report.score(name) for name in ATTACKS}, result.seconds)
+
+
+def _report(folder: Path) -> None:
+    """The page of the three runs."""
+    runs = collect([folder / name for name in METHODS.values()])
+    write_atomic(folder / PAGE, page.render(runs, write.studied(runs), "atlas demo").encode())
 
 
 def _write(folder: Path, rows: list[Row]) -> None:
