@@ -84,17 +84,18 @@ def _entry(peer: Peer) -> Entry:
 
 def ours(job: Job, attacks: Sequence[Attack], dtype: str) -> Tensor:
     """The attacks as an evaluation runs them, without its files, its display and its honesty checks."""
-    plan = Plan(Linf(job.eps), {}, seed=job.seed, attack_dtype=dtype)
-    subject = Subject.of(job.model, job.images, plan, job.batch_size)
-    x_adv, left = subject.x.clone(), torch.ones(len(job.y), dtype=torch.bool)
-    for attack in attacks:
-        engine = subject.under(attack, left)
-        while not engine.finished:
-            engine.step()
-        outcome = engine.outcome()
-        x_adv[left.to(x_adv.device)] = outcome.x_adv
-        left = left.masked_scatter(left, outcome.robust.cpu())
-    return x_adv
+    with frozen(job.model):
+        plan = Plan(Linf(job.eps), {}, seed=job.seed, attack_dtype=dtype)
+        subject = Subject.of(job.model, job.images, plan, job.batch_size)
+        x_adv, left = subject.x.clone(), torch.ones(len(job.y), dtype=torch.bool)
+        for attack in attacks:
+            engine = subject.under(attack, left)
+            while not engine.finished:
+                engine.step()
+            outcome = engine.outcome()
+            x_adv[left.to(x_adv.device)] = outcome.x_adv
+            left = left.masked_scatter(left, outcome.robust.cpu())
+        return x_adv
 
 
 def bare(job: Job, attacks: Sequence[Attack]) -> None:
@@ -144,7 +145,7 @@ def compete(
     every run, also where it is left out. The global random states are set.
     """
     order = random.Random(0)
-    with frozen(job.model), _quiet():
+    with frozen(job.model, fold=False), _quiet():
         _warm_up(job, contests)
         for repeat in range(repeats):
             for each in order.sample(contests, len(contests)):

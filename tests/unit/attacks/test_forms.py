@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks.forms import FoldedConv, averaged, searched
+from atlas.attacks.folded import FoldedConv
+from atlas.attacks.forms import averaged, searched
 from atlas.attacks.frozen import frozen
 from atlas.errors import UsageError
 from atlas.models import build
@@ -33,10 +34,14 @@ def test_the_folded_gradient_is_the_gradient(
         nn.Conv2d(1, 6, kernel, stride, padding, bias=bias), nn.ReLU(), nn.Conv2d(6, 2, 3), nn.Flatten()
     ).double()
     x = torch.rand(5, 1, 9, 11, dtype=torch.float64)
-    fast = searched(model, "float32")
-    assert isinstance(fast[0], FoldedConv)  # type: ignore[index]
-    assert type(model[0]) is nn.Conv2d, "the model itself is left alone"
-    for wanted, found in zip(logits_and_gradient(model, x), logits_and_gradient(fast, x), strict=True):
+    expected = logits_and_gradient(model, x)
+    with frozen(model):
+        assert isinstance(model[0], FoldedConv)
+        with frozen(model):
+            got = logits_and_gradient(model, x)
+        assert isinstance(model[0], FoldedConv)
+    assert type(model[0]) is nn.Conv2d, "the model is as it was"
+    for wanted, found in zip(expected, got, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -47,7 +52,8 @@ def test_the_folded_gradient_is_the_gradient(
 )
 def test_other_layers_are_left_as_they_are(layer: nn.Conv2d) -> None:
     model = nn.Sequential(layer, nn.Flatten())
-    assert searched(model, "float32") is model
+    with frozen(model):
+        assert type(model[0]) is nn.Conv2d
 
 
 class Locked(nn.Module):
@@ -62,7 +68,7 @@ class Locked(nn.Module):
             return self.layer(x).flatten(1)  # type: ignore[no-any-return]
 
 
-def test_a_model_that_cannot_be_copied_is_searched_as_it_is() -> None:
+def test_a_model_that_cannot_be_copied_is_searched_in_float32_only() -> None:
     model = Locked()
     assert searched(model, "float32") is model
     with pytest.raises(UsageError, match="cannot be copied"):
@@ -78,7 +84,9 @@ def test_a_model_that_lowers_its_own_precision() -> None:
     torch.manual_seed(0)
     model = Lowered(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 36, 3))
     x = torch.rand(4, 1, 8, 8)
-    wanted, found = logits_and_gradient(model, x)[1], logits_and_gradient(searched(model, "float32"), x)[1]
+    wanted = logits_and_gradient(model, x)[1]
+    with frozen(model):
+        found = logits_and_gradient(model, x)[1]
     torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
 
 
