@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, evaluate, report, sweep, train
+from atlas.cli import bench, data, demo, evaluate, report, reproduce, sweep, train
 
 app = typer.Typer(
     name="atlas",
@@ -40,6 +40,7 @@ app.command("sweep")(sweep.sweep)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
 app.command("report")(report.report)
+app.command("reproduce")(reproduce.reproduce)
 app.command("suites")(evaluate.suites)
 app.command("presets")(train.presets)
 app.command("models")(train.models)

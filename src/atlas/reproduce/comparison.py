@@ -1,0 +1,109 @@
+"""The tables that every artefact has: the paper's numbers, ours, intervals and differences side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from atlas.report.tables import Cell, Table
+from atlas.reproduce.artefact import Row
+from atlas.reproduce.findings import Findings, Subject
+from atlas.reproduce.paper import TIME
+from atlas.reproduce.values import Value
+
+Line = list[Cell | str]
+LIST_HEADS = (
+    *("row", "data", "network", "column", "paper", "ours", "difference"),
+    *("n", "by seed", "status"),
+)
+
+
+def title(findings: Findings) -> str:
+    order = findings.order
+    version = {"written": ", as written", "tuned": ", tuned"}[order.version] if order.of_mnist else ""
+    return f"{order.artefact.of}, scale {order.scale}{version}"
+
+
+def side_by_side(findings: Findings) -> Table:
+    """Three lines a row: the paper's accuracy in %, ours with its 95% interval, the difference in points."""
+    columns = findings.order.artefact.columns
+    lines: list[Line] = []
+    for row in findings.rows:
+        values = [_value(findings, row, column) for column in columns]
+        network = findings.order.run(row, 0).config.model
+        lines.append([findings.name(row), network, "paper", *(v.paper_cell() if v else "-" for v in values)])
+        lines.append(["", "", "ours", *(v.cell() if v else "-" for v in values)])
+        lines.append(["", "", "difference", *(v.difference_cell() if v else "-" for v in values)])
+    heads = ["", "network", "", *(_head(findings, column) for column in columns)]
+    return Table.of(title(findings), heads, lines, notes=tuple(notes(findings)))
+
+
+def listed(findings: Findings) -> Table:
+    """The same, a line a number, for programs."""
+    lines = [
+        _listed(findings, row, column)
+        for row in findings.rows
+        for column in findings.order.artefact.columns_of(row)
+    ]
+    return Table.of(title(findings), LIST_HEADS, lines)
+
+
+def _listed(findings: Findings, row: Row, column: str) -> Line:
+    value = findings.value(row, column)
+    ours = Cell("") if value.ours is None else Cell("", value.ours, value.interval)
+    n = "" if value.n is None else str(value.n)
+    by_seed = " ".join(f"{100 * each.score.rate:.2f}" for each in value.seeds if not each.score.reasons)
+    status = ", ".join([value.status, *value.marks, *value.reasons])
+    what = [row.key, row.task, findings.order.run(row, 0).config.model, column]
+    return [*what, _number(value.paper), ours, _number(value.difference), n, by_seed, status]
+
+
+def notes(findings: Findings) -> Iterator[str]:
+    """How the table was made, and what it lacks."""
+    order = findings.order
+    for task in dict.fromkeys(row.task for row in findings.rows):
+        yield f"{task}: {order.setting(task).words}."
+    if order.seeds > 1:
+        ours = f"the mean of {order.seeds} seeds, with Student's 95% interval by their spread"
+    else:
+        ours = "of one seed, with Wilson's 95% interval"
+    yield (
+        f"Accuracy in %; ours is {ours}, each model at its best validation epoch. The worst case is that of "
+        "all attacks of a row, image by image, on the images that all were shown."
+    )
+    if TIME in order.artefact.columns:
+        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on this machine."
+    if order.attack_dtype != "float32":
+        yield f"Attacks that need no precision search in {order.attack_dtype}; verdicts are those of float32."
+    for row in findings.rows:
+        for subject in findings.subjects[row.key]:
+            yield from _troubles(f"{findings.name(row)}, seed {subject.course.run.seed}", subject)
+    if findings.missing:
+        yield f"Missing: {'; '.join(findings.missing)}. To go on: {order.command}"
+
+
+def _troubles(who: str, subject: Subject) -> Iterator[str]:
+    course = subject.course
+    if course.state == "failed":
+        yield f"{who}: training broke off with numbers that are not finite."
+    if course.collapses and course.best_epoch is not None:
+        epochs = ", ".join(str(epoch + 1) for epoch in course.collapses)
+        yield f"{who}: collapsed in epoch {epochs}; the numbers are of epoch {course.best_epoch + 1}."
+    if subject.at_chance:
+        yield f"{who}: no better than guessing on clean images, so its numbers say nothing of the method."
+    for flag in subject.flags:
+        yield f"{who}: {flag.name}: {flag.message}."
+
+
+def _value(findings: Findings, row: Row, column: str) -> Value | None:
+    return findings.value(row, column) if column in findings.order.artefact.columns_of(row) else None
+
+
+def _number(value: float | None) -> Cell:
+    return Cell("") if value is None else Cell(f"{value:g}", value)
+
+
+def _head(findings: Findings, column: str) -> str:
+    """The column with its numbers of images."""
+    values = [_value(findings, row, column) for row in findings.rows]
+    counts = sorted({value.n for value in values if value is not None and value.n})
+    return f"{column} (n = {' or '.join(f'{n:,}' for n in counts)})" if counts else column

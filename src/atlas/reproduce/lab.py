@@ -1,0 +1,142 @@
+"""The work behind an artefact: trainings and evaluations, each done once and found again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from torch import nn
+
+from atlas import data
+from atlas.data import Images
+from atlas.errors import LockError, NumericError
+from atlas.evaluation import Report
+from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.folder import slug
+from atlas.evaluation.load import load_report
+from atlas.evaluation.plan import Plan, build_attack, chosen_images
+from atlas.reproduce.artefact import Row
+from atlas.reproduce.columns import Column
+from atlas.reproduce.order import Order, Run
+from atlas.reproduce.paper import TIME
+from atlas.reproduce.scales import make_smoke_data
+from atlas.reproduce.timings import REPEATS, Timings
+from atlas.reproduce.workspace import Workspace, in_use, note_origin
+from atlas.signals import caught_signals
+from atlas.training import load_model, train
+from atlas.training.run import checked_device
+
+SEED = 0
+"""Of attacks, and of test images that are drawn by chance."""
+NOT_FINITE = "not-finite.json"
+"""What a training leaves behind that broke off."""
+
+
+@dataclass
+class Lab:
+    """A workspace with data and a device."""
+
+    workspace: Workspace
+    data_root: Path | None = None
+    device: str | None = None
+    say: Callable[[str], None] = lambda text: None
+    progress: bool = True
+    _images: dict[tuple[str, int | None, bool], Images] = field(default_factory=dict)
+    _models: dict[Path, nn.Module] = field(default_factory=dict)
+
+    @cached_property
+    def timings(self) -> Timings:
+        return Timings(self.workspace.root / "timings.json", self.device)
+
+    def work(self, order: Order) -> None:
+        """Train and attack all that the order still lacks.
+
+        What cannot be done now (a folder in use, a training that broke off) is said and left for later.
+        """
+        if order.scale == "smoke":
+            make_smoke_data(self.workspace.data)
+        with caught_signals() as requests:
+            for seed in range(order.seeds):
+                for row in order.rows:
+                    try:
+                        self._row(order, row, seed)
+                    except (LockError, NumericError) as error:
+                        self.say(f"{row.label}, seed {seed}: left out for now: {error}")
+                    requests.check()
+
+    def _row(self, order: Order, row: Row, seed: int) -> None:
+        run = order.run(row, seed)
+        folder = self.trained(order, run, f"{row.label}, {row.task}, seed {seed}")
+        for column in order.columns(row):
+            if column.transfer:
+                self.trained(order, order.surrogate(row.task), f"surrogate of the black box, {row.task}")
+            self._examine(order, row, run, folder, column)
+        if TIME in order.artefact.columns_of(row):
+            repeats = 1 if order.scale == "smoke" else REPEATS
+            self.timings.of(run, self.test_images(run.config.data), repeats)
+
+    # --- trainings ---
+
+    def trained(self, order: Order, run: Run, what: str) -> Path:
+        """The folder of the finished run, trained now if need be."""
+        if (found := self.workspace.finished(run)) is not None:
+            return found
+        begun = self.workspace.unfinished(run)
+        if begun is not None and in_use(begun):
+            raise LockError(f"{begun} is being trained by another process")
+        if (begun or self.workspace.place(run)).joinpath(NOT_FINITE).exists():
+            raise NumericError(f"training broke off; see {begun}, and remove it to try again")
+        folder = self.workspace.brought(run)
+        self.say(f"{what}: {'going on with' if begun else 'training'} {folder}")
+        note_origin(folder, order.command)
+        train(run.config, folder, data_root=self.data_root, device=self.device, progress=self.progress)
+        return folder
+
+    def model(self, folder: Path) -> nn.Module:
+        if folder not in self._models:
+            self._models[folder] = load_model(folder, device=checked_device(self.device))
+        return self._models[folder]
+
+    def test_images(self, name: str, n: int | None = None, random: bool = False) -> Images:
+        """All test images, the first n, or n by chance."""
+        key = (name, n, random)
+        if key not in self._images:
+            whole = data.load(name, train=False, root=self.data_root) if n is None else self.test_images(name)
+            self._images[key] = chosen_images(whole, n, random, SEED)
+        return self._images[key]
+
+    # --- evaluations ---
+
+    def examination(
+        self, order: Order, row: Row, run: Run, folder: Path, column: Column
+    ) -> tuple[Path, Report] | None:
+        """The finished evaluation of a column, with its folder; None where there is none yet."""
+        task = self._task(order, row, run, folder, column)
+        if task is None:
+            return None
+        place, done = self.workspace.evaluation(run, folder, slug(column.label), task.about)
+        return (place, load_report(place)) if done else None
+
+    def _examine(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> None:
+        task = self._task(order, row, run, folder, column)
+        assert task is not None, "the surrogate is trained first"
+        place, done = self.workspace.evaluation(run, folder, slug(column.label), task.about)
+        if not done:
+            self.say(f"{row.label}, {row.task}, seed {run.seed}: {column.label} on {len(task.data)} images")
+            note_origin(place, order.command)
+            task.run(place, progress=self.progress)
+
+    def _task(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> Evaluation | None:
+        """The column's evaluation of the finished run; None where it lacks its surrogate."""
+        surrogates: tuple[nn.Module, ...] = ()
+        if column.transfer:
+            trained = self.workspace.finished(order.surrogate(row.task))
+            if trained is None:
+                return None
+            surrogates = (self.model(trained),)
+        attacks = {label: build_attack(table, surrogates) for label, table in column.attacks.items()}
+        plan = Plan(run.config.threat, attacks, column.chain, SEED, order.attack_dtype)
+        images = self.test_images(run.config.data, column.n, column.random)
+        return Evaluation(self.model(folder), images, plan)

@@ -1,0 +1,51 @@
+"""The order of methods that the paper claims, tested on the same images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from atlas.report.tables import Cell, Table
+from atlas.reproduce.artefact import WORST
+from atlas.reproduce.columns import STRONG
+from atlas.reproduce.comparison import Line, title
+from atlas.reproduce.findings import Findings
+
+HEADS = ("under", "against", "seed", "n", "only the first right", "only the other right", "difference", "p")
+NOTE = (
+    "McNemar's exact test, two-sided, on the same images. The difference is that of accuracies, the first "
+    "minus the other, in points, with a 95% interval; p is the chance of one as large if both were equally "
+    "robust. One seed of each says nothing of how much seeds differ."
+)
+
+
+@dataclass(frozen=True)
+class PairedTests:
+    """One row against others, under each strong attack and in the worst case, whatever comes out."""
+
+    one: str
+    others: tuple[str, ...]
+
+    def __call__(self, findings: Findings) -> Table | None:
+        names = {row.key: row.label for row in findings.rows}
+        lines = [
+            line
+            for column in (*STRONG, WORST)
+            if column in findings.order.artefact.columns
+            for other in self.others
+            for line in _lines(findings, self.one, other, names[other], column)
+        ]
+        if not lines:
+            return None
+        return Table.of(f"{title(findings)}: {names[self.one]} against others", HEADS, lines, notes=(NOTE,))
+
+
+def _lines(findings: Findings, one: str, other: str, name: str, column: str) -> list[Line]:
+    lines: list[Line] = []
+    for seed, pair in findings.paired(one, other, column):
+        gap, ends = 100 * pair.difference, tuple(100 * end for end in pair.interval)
+        difference = Cell(f"{gap:+.2f}", gap, (ends[0], ends[1]))
+        counts = [str(pair.n), str(pair.only_a), str(pair.only_b)]
+        lines.append(
+            [column, name, str(seed), *counts, difference, Cell(f"{pair.p_value:.2g}", pair.p_value)]
+        )
+    return lines

@@ -1,0 +1,158 @@
+"""Where runs and evaluations of artefacts lie, and how finished ones are found: by what they are of.
+
+runs/NAME-HASH/          trainings
+evaluations/NAME-HASH/   of each: one folder a column
+results/ARTEFACT-SCALE/  tables, figures, data
+data/                    made-up images of scale smoke
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from atlas import __version__
+from atlas.config import fingerprint
+from atlas.disk import write_atomic
+from atlas.errors import AtlasError
+from atlas.reproduce.order import Run, meaning
+from atlas.training import load_config
+from atlas.training.folder import RunFolder
+
+ORIGIN = "origin.json"
+"""Command and commit, beside what they made."""
+SUMMARY = "summary.json"
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A folder to work in, and others where finished work may be found; those are never written to."""
+
+    root: Path
+    others: tuple[Path, ...] = ()
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    def results(self, name: str) -> Path:
+        return self.root / "results" / name
+
+    # --- trainings ---
+
+    @cached_property
+    def _elsewhere(self) -> dict[str, list[Path]]:
+        """The folders of runs in the other places, by the meaning of their configuration."""
+        found: dict[str, list[Path]] = {}
+        for path, _ in _configs(self.others):
+            with suppress(AtlasError):  # an evaluation, or a run of another version
+                found.setdefault(meaning(load_config(path)), []).append(path)
+        return found
+
+    def _places(self, run: Run) -> list[Path]:
+        """Where the run may lie; its own place first."""
+        return [self.place(run), *(self._elsewhere.get(meaning(run.config), ()) if self.others else ())]
+
+    def place(self, run: Run) -> Path:
+        """Where the run is trained, if it is not found."""
+        return self.root / "runs" / run.name
+
+    def finished(self, run: Run) -> Path | None:
+        """A folder where the run has come to its end."""
+        ends = ((path, RunFolder(path)) for path in self._places(run))
+        return next((path for path, run in ends if run.last.exists() and run.best.exists()), None)
+
+    def unfinished(self, run: Run) -> Path | None:
+        """A folder where the run has begun and can go on."""
+        return next((path for path in self._places(run) if RunFolder(path).state.exists()), None)
+
+    def brought(self, run: Run) -> Path:
+        """The folder to train in: one that has begun in another place is copied first."""
+        place, begun = self.place(run), self.unfinished(run)
+        if begun is not None and begun != place:
+            part = place.with_name(f".{place.name}.part")
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.copytree(begun, part, ignore=shutil.ignore_patterns("lock", "evaluations"))
+            shutil.rmtree(place, ignore_errors=True)
+            part.rename(place)
+        return place
+
+    # --- evaluations ---
+
+    def evaluation(self, run: Run, folder: Path, name: str, about: Mapping[str, Any]) -> tuple[Path, bool]:
+        """The folder of an evaluation of the run in `folder`, and whether it has come to its end."""
+        known = fingerprint(json.loads(json.dumps(about)))
+        place = self.root / "evaluations" / run.name / f"{name}-{known[:8]}"
+        beside = [path for path, table in _configs([folder / "evaluations"]) if fingerprint(table) == known]
+        for path in (place, *beside):
+            if (path / SUMMARY).exists():
+                return path, True
+        return place, False
+
+
+def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Every folder with a config.json that can be read, in a fixed order; links are followed, each once."""
+    seen: set[str] = set()
+    for place in places:
+        for folder, below, files in os.walk(place, followlinks=True):
+            real = os.path.realpath(folder)
+            below[:] = [] if real in seen else sorted(below)
+            if "config.json" in files and real not in seen:
+                with suppress(OSError, ValueError, TypeError):
+                    yield Path(folder), dict(json.loads(Path(folder, "config.json").read_text()))
+            seen.add(real)
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process works in the folder right now."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def note_origin(folder: Path, command: str) -> None:
+    """Write down who makes what the folder will hold, unless that is known already."""
+    if not (folder / ORIGIN).exists():
+        table = {"command": command, "commit": commit(), "version": __version__}
+        write_atomic(folder / ORIGIN, (json.dumps(table, indent=2) + "\n").encode())
+
+
+def origin(folder: Path) -> dict[str, Any]:
+    """Command and commit of what the folder holds; empty where nobody wrote them down."""
+    try:
+        return dict(json.loads((folder / ORIGIN).read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def commit() -> str | None:
+    """The commit of this code, with a + where files differ from it; None where it is no work tree."""
+    try:
+        known = _git("rev-parse", "HEAD")
+        changed = _git("status", "--porcelain", "--", "src")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return known[:12] + ("+" if changed else "")
+
+
+def _git(*words: str) -> str:
+    """An answer about the work tree that this file is in."""
+    command = ["git", "-C", str(Path(__file__).parents[3]), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

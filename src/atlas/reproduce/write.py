@@ -1,0 +1,67 @@
+"""The files of an artefact."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from atlas.disk import write_atomic
+from atlas.report import plots
+from atlas.reproduce.artefact import Row
+from atlas.reproduce.comparison import listed, side_by_side, title
+from atlas.reproduce.findings import Findings
+from atlas.reproduce.workspace import commit
+
+
+def write(findings: Findings, folder: Path) -> list[Path]:
+    """Tables as Markdown, LaTeX, CSV and JSON, the figure as PDF, SVG and PNG; the paths of all."""
+    artefact = findings.order.artefact
+    name, first = artefact.name, side_by_side(findings)
+    more = {part: table for part, make in artefact.tables.items() if (table := make(findings)) is not None}
+    files = {
+        f"{name}.md": "\n".join(table.markdown() for table in (first, *more.values())),
+        f"{name}.tex": first.latex(),
+        f"{name}.csv": listed(findings).csv(),
+    }
+    for part, table in more.items():
+        files |= {f"{part}.tex": table.latex(), f"{part}.csv": table.csv()}
+    whole = {**plain(findings), "tables": {part: table.plain() for part, table in more.items()}}
+    if artefact.data is not None:
+        whole["figure"] = artefact.data(findings)
+    files[f"{name}.json"] = json.dumps(whole, indent=1) + "\n"
+    for file, text in files.items():
+        write_atomic(folder / file, text.encode())
+    return [*(folder / file for file in files), *plots.save(artefact.figure(findings), folder / name)]
+
+
+def plain(findings: Findings) -> dict[str, Any]:
+    """All numbers, each with what it comes from."""
+    order = findings.order
+    return {
+        "artefact": order.artefact.name,
+        "of": order.artefact.of,
+        "title": title(findings),
+        "scale": order.scale,
+        "version": order.version,
+        "seeds": order.seeds,
+        "attack_dtype": order.attack_dtype,
+        "command": order.command,
+        "commit": commit(),
+        "missing": findings.missing,
+        "rows": [_row(findings, row) for row in findings.rows],
+    }
+
+
+def _row(findings: Findings, row: Row) -> dict[str, Any]:
+    run = findings.order.run(row, 0)
+    return {
+        "key": row.key,
+        "label": row.label,
+        "task": row.task,
+        "network": run.config.model,
+        "preset": run.preset,
+        "changes": dict(run.changes),
+        "runs": [subject.course.record() for subject in findings.subjects[row.key]],
+        "cells": {c: findings.value(row, c).plain() for c in findings.order.artefact.columns_of(row)},
+    }
