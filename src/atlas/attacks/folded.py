@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def slow_convolutions(model: nn.Module) -> list[nn.Conv2d]:
-    """The convolutions of one input channel whose gradient with respect to it takes a slow path on the CPU."""
+    """The convolutions of one channel whose input gradient takes a slow path on the CPU."""
     return [module for module in model.modules() if type(module) is nn.Conv2d and _slow_to_go_back(module)]
 
 
