@@ -1,0 +1,77 @@
+"""Small runs on a few hundred real digits, for tests that report on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from atlas import data
+from atlas.attacks import PGD, Attack
+from atlas.config import fingerprint
+from atlas.evaluation import Report, evaluate
+from atlas.models import source
+from atlas.training import RunConfig, load_config, load_model, train
+
+NASTY = "<script>alert(1)</script>"
+"""A run's name; the slash makes two folders of it, which are shown together where the last does not do."""
+QUOTED = "\"PGD\" '3' <b>&amp;"
+"""An attack's label."""
+ATTACKS: Mapping[str, Attack] = {"PGD-3": PGD(steps=3), QUOTED: PGD(steps=3, objective="margin")}
+
+
+def make_data(path: Path) -> str:
+    """400 digits to train on and 80 to test on, as a file."""
+    arrays = {}
+    for half, count in {"train": 400, "test": 80}.items():
+        images = data.load("mnist-mini", train=half == "train")
+        arrays |= {f"x_{half}": images.x[:count].numpy(), f"y_{half}": images.y[:count].numpy()}
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def make_run(folder: Path, images: str, *, seed: int = 0) -> Path:
+    """A run of three short epochs."""
+    table = {
+        "data": images,
+        "model": "cnn-small",
+        "method": {"name": "adv", "attack": {"name": "fgsm"}},
+        "threat": {"name": "linf", "eps": 0.1},
+        "training": {
+            "seed": seed,
+            "batch_size": 20,
+            "optimizer": {"lr": 0.05},
+            "schedule": {"epochs": 3, "ramp_epochs": 0},
+            "validation": {"size": 40, "attack": {"name": "fgsm"}},
+        },
+    }
+    train(RunConfig.of(table), folder, progress=False)
+    return folder
+
+
+def evaluated(run: Path, attacks: Mapping[str, Attack] = ATTACKS, name: str = "quick-0") -> Report:
+    """Evaluate the run as `atlas evaluate` does, into its folder."""
+    config, folder = load_config(run), run / "evaluations" / name
+    images, model = data.load(config.data, train=False), load_model(run)
+    key = source.fingerprint(model)
+    rest = {"attacks": attacks, "folder": folder, "model_key": key, "progress": False}
+    return evaluate(model, images, config.threat, **rest)
+
+
+def collapse(run: Path) -> None:
+    """Write a collapse into the metrics of the run's last epoch."""
+    path = run / "metrics.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[-1] |= {"collapse": True, "val_robust": 0.0}
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def rewrite_config(run: Path, **changes: object) -> None:
+    """Change settings and keep the hash right, as if the run had been made so."""
+    path = run / "config.json"
+    whole = json.loads(path.read_text())
+    whole["config"] |= changes
+    whole["hash"] = fingerprint(whole["config"])
+    path.write_text(json.dumps(whole))

@@ -1,0 +1,142 @@
+"""Comparisons, of verdicts made by hand, against scipy's tests and intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from atlas.evaluation import AttackResult, Flag, Report
+from atlas.report.collect import Run
+from atlas.report.comparison import WORST, Comparison, comparisons, long_table, verdict
+from atlas.report.tables import Cell
+from atlas.training import RunConfig
+
+stats = pytest.importorskip("scipy.stats")
+N = 100
+CONFIG = {
+    "data": "mnist-mini",
+    "model": "cnn-small",
+    "method": {"name": "adv", "attack": {"name": "fgsm"}},
+    "threat": {"name": "linf", "eps": 0.3},
+}
+
+
+def report(right: int, *, shift: int = 0, fatal: Sequence[str] = (), **about: Any) -> Report:
+    """An evaluation in which `right` of N images, from number `shift` on, withstand one attack."""
+    held = torch.zeros(N, dtype=torch.bool)
+    held[(torch.arange(right) + shift) % N] = True
+    attempt = torch.where(held, -2, 0)
+    zeros = torch.zeros(N, dtype=torch.int64)
+    result = AttackResult("PGD", {"name": "pgd"}, True, 20, 1, attempt, zeros, zeros.float(), zeros)
+    known = {"model": "m", "data": "digits", "data_hash": "d", "threat": {"name": "linf", "eps": 8 / 255}}
+    known |= {"attacks": {}, "standing": False, "seed": 0, "attack_dtype": "float32", "eot": 1}
+    flags = [Flag(name, True, "because") for name in fatal]
+    everyone = torch.ones(N, dtype=torch.bool)
+    return Report(known | about, torch.arange(N), zeros, everyone, {"PGD": result}, flags, {})
+
+
+def run(name: str, *reports: Report) -> Run:
+    found = {f"e{k}": each for k, each in enumerate(reports)}
+    config = RunConfig.of(CONFIG)
+    return Run(name, Path(name), config, "h", "", None, (), 60.0, None, None, found, ())
+
+
+def compare(*runs: Run) -> Comparison:
+    (found,) = comparisons(runs)
+    return found
+
+
+def cells(comparison: Comparison, column: str) -> dict[str, Cell]:
+    table = comparison.table()
+    return {row[0].text: row[table.columns.index(column)] for row in table.rows}
+
+
+def test_best_and_not_significant_by_the_exact_test() -> None:
+    """80 against 76 and 70 of the same images, each holding a part of those that the best holds."""
+    found = cells(compare(run("a", report(80)), run("b", report(76)), run("c", report(70))), "PGD")
+    assert [found[name].best for name in "abc"] == [True, False, False]
+    for name, fewer in {"b": 4, "c": 10}.items():
+        p = stats.binomtest(0, fewer).pvalue
+        assert found[name].tied == (p >= 0.05)
+    low, high = stats.binomtest(80, N).proportion_ci(method="wilson")
+    assert found["a"].interval == pytest.approx((100 * low, 100 * high))
+
+
+def test_a_difference_that_intervals_would_hide() -> None:
+    """The intervals of 80 and 70 overlap; the pairs do not lie."""
+    found = cells(compare(run("a", report(80)), run("c", report(70))), WORST)
+    a, c = found["a"].interval, found["c"].interval
+    assert a is not None
+    assert c is not None
+    assert a[0] < c[1]
+    assert not found["c"].tied
+
+
+def test_those_that_share_the_best_are_all_bold() -> None:
+    comparison = compare(run("a", report(80)), run("b", report(80, shift=3)), run("c", report(10)))
+    found = cells(comparison, "PGD")
+    assert [found[name].best for name in "abc"] == [True, True, False]
+    assert "a and b share" in verdict(comparison)
+
+
+def test_invalid_is_said_and_never_best() -> None:
+    comparison = compare(
+        run("a", report(99, fatal=["not-uphill"])), run("b", report(76)), run("c", report(60))
+    )
+    found = cells(comparison, "PGD")
+    assert found["a"].text == "invalid (not-uphill)"
+    assert found["a"].value is None
+    assert found["b"].best
+    assert "99" not in comparison.table().markdown().split("training")[1].splitlines()[2]
+    differences = comparison.differences()
+    assert differences is not None
+    assert [row[0].text for row in differences.rows] == ["a", "c"]
+    assert all(cell.text == "" for cell in differences.rows[0][1:])
+
+
+def test_differences_are_signed_as_the_row_minus_the_best() -> None:
+    table = compare(run("a", report(80)), run("b", report(76))).differences()
+    assert table is not None
+    cell = table.rows[0][table.columns.index("PGD")]
+    assert (cell.text, cell.value) == ("-4.0", pytest.approx(-4.0))
+    assert cell.note == f"p = {stats.binomtest(0, 4).pvalue:.2g}"
+    assert cell.interval is not None
+    assert cell.interval[0] < -4 < cell.interval[1]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [{"data_hash": "x"}, {"threat": {"name": "l2", "eps": 1.0}}, {"standing": True}, {"eot": 4}],
+)
+def test_what_cannot_be_compared_is_not_put_together(about: dict[str, Any]) -> None:
+    found = comparisons([run("a", report(80), report(50, **about)), run("b", report(76))])
+    assert [[entry.name for entry in each.entries] for each in found] == [["a", "b"], ["a"]]
+
+
+def test_a_run_that_was_evaluated_twice_has_two_rows() -> None:
+    table = compare(run("a", report(80), report(79, seed=1))).table()
+    assert [row[0].text for row in table.rows] == ["a (e0)", "a (e1)"]
+
+
+def test_one_row_a_model_and_attack_for_programs() -> None:
+    table = long_table([run("a", report(80)), run("b", report(76))])
+    row = dict(zip(table.columns, table.rows[4], strict=True))
+    assert (row["model"].text, row["attack"].text, row["n"].value) == ("b", "PGD", 100)
+    assert row["threat"].text == "L∞, ε = 8/255"
+    assert row["accuracy"].value == pytest.approx(76)
+    assert row["p against the best"].value == pytest.approx(stats.binomtest(0, 4).pvalue)
+
+
+def test_the_sentence_says_what_the_test_says() -> None:
+    lead = verdict(compare(run("a", report(80)), run("b", report(60))))
+    assert lead.startswith("a has the highest accuracy in the worst case, 80.0%")
+    assert "the lead is significant (p < 0.001)" in lead
+    near = verdict(compare(run("a", report(80)), run("b", report(78)), run("c", report(50))))
+    assert "the lead over b (p = 0.5) is not significant" in near
+    assert "c" not in near.split(";")[1].replace("cant", "")
+    assert "holds in 80.0%" in verdict(compare(run("a", report(80))))
+    assert "is invalid (random)" in verdict(compare(run("a", report(80, fatal=["random"]))))
