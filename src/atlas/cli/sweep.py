@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -54,9 +54,10 @@ def sweep(
     prune: Annotated[bool, typer.Option(help="For --search: end trials that fall behind.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of the search; a run's own is training.seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-NAME.")] = None,
-    storage: Annotated[
+    url: Annotated[
         str | None,
         typer.Option(
+            "--storage",
             envvar="ATLAS_STORAGE",
             show_envvar=True,
             help="postgresql://USER@HOST/DATABASE, the password by PGPASSWORD; default: SQLite in --out.",
@@ -83,45 +84,30 @@ def sweep(
     base = table
     for key, value in map(setting, settings or []):
         base = override(base, key, value)
+    config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()
-    from atlas.sweep import space as spaces
-    from atlas.sweep.queue import Queue
-    from atlas.sweep.scoring import named_attack
-    from atlas.sweep.storage import check_url, open_storage, told_plainly
-    from atlas.sweep.study import Sweep, join
-    from atlas.sweep.trial import Place
-    from atlas.sweep.worker import Worker
+    from atlas.sweep import Place, Sweep, scoring, space, storage, work
 
-    config = RunConfig.of(base)
-    if grid:
-        space = spaces.listed(grid, "--grid", config)
-    else:
-        space = {**spaces.ranges(ranges or [], config), **spaces.listed(choices or [], "--choice", config)}
-    space = space or spaces.default(config)
-    spaces.check(space, base)
-    if storage is not None:
-        source = ctx.get_parameter_source("storage")
-        check_url(storage, from_command_line=source is not None and source.name == "COMMANDLINE")
-    folder = out or Path("runs") / f"sweep-{name}"
+    where = storage.checked(url, hidden=_is_from_environment(ctx, "url")) if url else None
     task = Sweep(
         what,
         table,
         base,
-        space,
+        space.asked_for(config, grid or [], ranges or [], choices or []),
         grid=bool(grid),
         seed=seed,
         prune=prune and not grid,
-        score=None if score_attack is None else named_attack(score_attack, config.data),
+        score=None if score_attack is None else scoring.named_attack(score_attack, config.data),
     )
-    total = len(spaces.grid_points(space)) if search is None else search
-    _say(f"writing to {folder}: {total} trials over {', '.join(space)}")
-    with told_plainly(storage or ""):
-        database = open_storage(storage, folder)
-        study = join(task, database, folder)
-        queue = Queue(study, database, space, folder, total)
-        found = Worker(task, queue, Place(folder, root, device), _say).work()
-    _print(found, list(space), folder)
+    folder = out or Path("runs") / f"sweep-{name}"
+    found = work(task, search, Place(folder, root, device), where, _say)
+    _print(found, list(task.space), folder)
+
+
+def _is_from_environment(ctx: typer.Context, parameter: str) -> bool:
+    source = ctx.get_parameter_source(parameter)
+    return source is not None and source.name == "ENVIRONMENT"
 
 
 def _need_optuna() -> None:
@@ -136,19 +122,19 @@ def _say(text: str) -> None:
 
 
 def _print(found: list[Row], keys: list[str], folder: Path) -> None:
-    table = Table("trial", *keys, "score", "clean", "robust", "state")
+    from atlas.sweep.figure import names, short
+
+    table = Table("trial", *names(keys).values(), "score", "clean", "robust", "state")
     for row in found[:10]:
         outcome = row.outcome
         shares = [outcome.score, outcome.clean, outcome.robust]
         table.add_row(
             str(row.slot + 1),
-            *(_short(row.values.get(key)) for key in keys),
+            *(short(row.values.get(key)) for key in keys),
             *("" if share is None else f"{share:.2%}" for share in shares),
             outcome.state,
         )
     console.print(table)
-    _say(f"all trials in {folder / 'table.md'}; the best: atlas train {folder / 'best.toml'}")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    _say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
+    if (folder / "best.toml").exists():
+        _say(f"the best once more: atlas train {folder / 'best.toml'}")

@@ -8,3 +8,9 @@ folder/table.*          all trials, best first: Markdown, CSV, JSON
 folder/figure.*         clean and robust accuracy against each parameter (App. F)
 folder/best.toml        the best trial as a preset
 """
+
+from atlas.sweep.study import Sweep
+from atlas.sweep.trial import Place
+from atlas.sweep.worker import work
+
+__all__ = ["Place", "Sweep", "work"]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from atlas.disk import write_atomic
 from atlas.report.tables import Cell, Table
 from atlas.sweep.best import as_toml
+from atlas.sweep.figure import draw
 from atlas.sweep.outcome import Row, best
 from atlas.sweep.space import at
 from atlas.sweep.study import Sweep
@@ -26,8 +27,9 @@ def write_files(found: Sequence[Row], sweep: Sweep, place: Place, total: int) ->
     top = best(found)
     if top is not None:
         config = RunConfig.of(at(top.values, sweep.base))
-        comment = f"Trial {top.slot + 1} of {total}: {top.outcome.score:.2%} under the {sweep.score_label}"
+        comment = f"Trial {top.slot + 1} of {total}: {top.outcome.score:.2%} under {sweep.score_label}"
         texts["best.toml"] = as_toml(config, sweep.name, sweep.preset, comment)
+    draw(found, sweep, place.folder / "figure")
     for name, text in texts.items():
         write_atomic(place.folder / name, text.encode())
 

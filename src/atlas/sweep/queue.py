@@ -27,12 +27,18 @@ FOLDER = "folder"
 """The identity of the folder in which a trial's worker works."""
 
 
+RELEASED = "released"
+"""Given back by a worker that was told to stop."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """A trial that is ours to do, and its slot."""
 
     trial: Trial
     slot: int
+    deaths: int
+    """Workers that died at it: some trials kill theirs, by the memory they want, say."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,8 @@ class Queue:
 
     def release(self, claim: Claim) -> None:
         """Give a trial back, for whoever comes next."""
+        with suppress(UpdateFinishedTrialError):
+            claim.trial.set_user_attr(RELEASED, True)
         self._fail(claim.trial.number)
 
     # --- within the folder's lock ---
@@ -86,7 +94,9 @@ class Queue:
             held.enter_context(locked(self._lock(slot)))
         except LockError:  # its worker gave no sign of life for long, but lives; it is looked after later
             return self._ask(held)
-        return Claim(trial, slot)
+        lost = [t for t in trials if t.state == TrialState.FAIL and slot_of(t, trials) == slot]
+        deaths = sum(not {RELEASED, SURPLUS} & set(t.user_attrs) for t in lost)
+        return Claim(trial, slot, deaths)
 
     def _requeue_lost(self) -> None:
         """Find trials whose worker has died, and put what was lost back into the queue."""

@@ -14,7 +14,7 @@ from atlas.sweep.slots import slot_of
 from atlas.sweep.space import Point
 
 STARTUP = 5
-"""Trials by chance before TPE proposes: it models each setting alone, and our searches are short."""
+"""Trials by chance before TPE proposes; Optuna's own ten would be most of a short search."""
 
 
 class GridSampler(BaseSampler):

@@ -28,6 +28,16 @@ DEFAULT_FACTORS = {"method.alpha": 100.0, "method.beta": 10.0, "training.optimiz
 alpha's scale is known least: App. F tries it over orders of magnitude, beta and the rate over one or two."""
 
 
+def asked_for(base: RunConfig, grid: Sequence[str], ranged: Sequence[str], choices: Sequence[str]) -> Space:
+    """The space that the command line asks for; without any words the default one."""
+    space = {**listed(grid, "--grid", base), **ranges(ranged, base)}
+    for key, distribution in listed(choices, "--choice", base).items():
+        _add(space, key, distribution, "--choice")
+    space = space or default(base)
+    check(space, base.table())
+    return space
+
+
 def listed(texts: Iterable[str], option: str, base: RunConfig) -> Space:
     """Choices from texts such as ``method.beta=0.1,0.3,1`` or ``training.optimizer.kind=sgd,adam``."""
     space: Space = {}

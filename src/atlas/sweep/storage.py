@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
@@ -14,6 +16,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from atlas.errors import AtlasError, UsageError
+from atlas.sweep.locks import waited_for
 
 SCHEMES = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 BEAT_SECONDS, GRACE_SECONDS = 60, 600
@@ -29,47 +32,61 @@ class StorageError(AtlasError):
     exit_code = 6
 
 
-def check_url(url: str, *, from_command_line: bool) -> None:
-    """Refuse what is no PostgreSQL URL, and a password where others can read it."""
+def checked(url: str, *, hidden: bool) -> str:
+    """The URL, unless it is none of PostgreSQL, or has a password and is not `hidden` from other users."""
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES:
         raise UsageError(
             f"--storage begins with {parts.scheme or 'no scheme'!r}; wanted postgresql://USER@HOST/DATABASE, "
             "or leave it away for SQLite in the sweep's folder"
         )
-    if parts.password and from_command_line:
+    if _passwords(url) and not hidden:
         raise UsageError(
             "--storage holds a password, which everybody on this machine can read on the command line; leave "
             "it away there and set PGPASSWORD, keep it in ~/.pgpass, or set ATLAS_STORAGE to the whole URL"
         )
+    return url
 
 
 def open_storage(url: str | None, folder: Path) -> RDBStorage:
     """The storage at this URL, or the file `study.db` of the folder."""
     if url is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        return _open(f"sqlite:///{folder / 'study.db'}", {"connect_args": {"timeout": 60}})
+        with waited_for(folder):
+            return _open(f"sqlite:///{folder / 'study.db'}", {"connect_args": {"timeout": 60}})
     scheme, _, rest = url.partition("://")
-    return _open(f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True})
+    server = f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True}
+    try:
+        return _open(*server)
+    except StorageError:  # two workers that make the tables at once get into each other's way
+        time.sleep(2.0)
+        return _open(*server)
 
 
-def _open(url: str, engine: dict[str, object]) -> RDBStorage:
+def _open(url: str, engine: dict[str, Any]) -> RDBStorage:
+    beats: Any = {"heartbeat_interval": BEAT_SECONDS, "grace_period": GRACE_SECONDS}
     with warnings.catch_warnings(), told_plainly(url):
         warnings.simplefilter("ignore", ExperimentalWarning)
-        return RDBStorage(
-            url, engine_kwargs=engine, heartbeat_interval=BEAT_SECONDS, grace_period=GRACE_SECONDS
-        )
+        try:
+            return RDBStorage(url, engine_kwargs=engine, **beats)
+        except ImportError as error:
+            raise UsageError("PostgreSQL needs psycopg: pip install 'atlas-robust[sweep]'") from error
+
+
+def _passwords(url: str) -> set[str]:
+    """The passwords in a URL, as they are written and as they are meant."""
+    parts = urlsplit(url)
+    written = {parts.password, *parse_qs(parts.query).get("password", [])} - {None, ""}
+    return {form for word in written if word for form in (word, unquote(word))}
 
 
 @contextmanager
 def told_plainly(url: str) -> Iterator[None]:
-    """What the database says in one line, without the password."""
+    """What the database says against us in one line, without the password."""
     try:
         yield
-    except (SQLAlchemyError, StorageInternalError, ImportError) as error:
+    except (SQLAlchemyError, StorageInternalError) as error:
         cause = getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error
         said = " ".join(str(cause).split())
-        password = urlsplit(url).password
-        if password:
+        for password in _passwords(url):
             said = said.replace(password, "***")
         raise StorageError(f"the study's storage cannot be used: {said}; look after it, then go on") from None

@@ -60,7 +60,7 @@ class Sweep:
 
     @property
     def score_label(self) -> str:
-        return "validation attack" if self.score is None else self.score[0]
+        return "the validation attack" if self.score is None else self.score[0]
 
     def sampler(self) -> BaseSampler:
         return GridSampler(grid_points(self.space)) if self.grid else SearchSampler(self.seed)

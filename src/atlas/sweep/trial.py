@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from atlas.sweep.space import at
 from atlas.sweep.study import Sweep
 from atlas.training import RunConfig, train
 from atlas.training.log import Record
+
+DEATHS = 5
+"""A trial at which so many workers died is given up."""
 
 
 class Pruned(Exception):
@@ -41,8 +44,11 @@ class Place:
         return self.folder / "scores" / f"{slot + 1:03d}"
 
 
-def carry_out(claim: Claim, sweep: Sweep, place: Place) -> Outcome:
-    """Train and score the trial, from where an earlier worker left it."""
+def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None]) -> Outcome:
+    """Train and score the trial, from where an earlier worker left it.
+
+    `check` raises where a signal has come in while neither the training nor the attack were listening.
+    """
     table, folder = at(claim.trial.params, sweep.base), place.run(claim.slot)
     try:
         config = RunConfig.of(table)
@@ -50,15 +56,19 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place) -> Outcome:
         return Outcome(FAILED, "", 0, str(error))
     images = held_out(config, place.root)
     about = (folder, fingerprint(config.table()), len(images))
+    if claim.deaths >= DEATHS:
+        return Outcome.of(FAILED, *about, note=f"{claim.deaths} workers died at it")
+    check()
     try:
         result = train(
             config,
             folder,
             data_root=place.root,
             device=place.device,
-            each_epoch=_Follower(claim.trial, config.training.schedule.ramp_epochs),
+            each_epoch=_Follower(claim.trial, config.training.schedule.ramp_epochs, check),
             progress=place.progress,
         )
+        check()
         value = result.best_robust
         if sweep.score is not None:
             where = place.score(claim.slot)
@@ -77,8 +87,8 @@ class _Follower:
     trials with ramps of different lengths are compared after the same number of epochs at the full eps.
     """
 
-    def __init__(self, trial: Trial, ramp_epochs: int) -> None:
-        self.trial, self.first = trial, max(ramp_epochs - 1, 0)
+    def __init__(self, trial: Trial, ramp_epochs: int, check: Callable[[], None]) -> None:
+        self.trial, self.first, self.check = trial, max(ramp_epochs - 1, 0), check
         self.reported = 0
 
     def __call__(self, records: Sequence[Record]) -> None:
@@ -87,3 +97,4 @@ class _Follower:
         self.reported = len(records)
         if len(records) > self.first and self.trial.should_prune():
             raise Pruned(f"behind the median after epoch {len(records)}")
+        self.check()

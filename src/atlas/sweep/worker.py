@@ -15,8 +15,26 @@ from atlas.sweep.locks import waited_for
 from atlas.sweep.outcome import DONE, Outcome, Row, best, rows
 from atlas.sweep.queue import Claim, Queue
 from atlas.sweep.slots import OUTCOME, newest
-from atlas.sweep.study import Sweep
+from atlas.sweep.space import grid_points
+from atlas.sweep.storage import open_storage, told_plainly
+from atlas.sweep.study import Sweep, join
 from atlas.sweep.trial import Place, carry_out
+
+
+def work(
+    sweep: Sweep, trials: int | None, place: Place, url: str | None, say: Callable[[str], None]
+) -> list[Row]:
+    """Take part in a sweep, as its first worker or a later one, until all its trials have been begun.
+
+    trials: how many in all, None for the whole grid. url: of the storage, None for SQLite in the
+    folder.
+    """
+    total = len(grid_points(sweep.space)) if trials is None else trials
+    say(f"writing to {place.folder}: {total} trials over {', '.join(sweep.space)}")
+    with told_plainly(url or ""):
+        storage = open_storage(url, place.folder)
+        study = join(sweep, storage, place.folder)
+        return Worker(sweep, Queue(study, storage, sweep.space, place.folder, total), place, say).run()
 
 
 @dataclass(frozen=True)
@@ -28,7 +46,7 @@ class Worker:
     place: Place
     say: Callable[[str], None]
 
-    def work(self) -> list[Row]:
+    def run(self) -> list[Row]:
         """Do trials until all have been begun; the outcomes that are known then."""
         with caught_signals() as requests:
             while True:
@@ -36,18 +54,17 @@ class Worker:
                     if claim is None:
                         break
                     try:
-                        requests.check()
-                        self._do(claim)
+                        self._do(claim, requests.check)
                     except AtlasError:  # a signal, or a fault of the machine and not of the trial
                         self.queue.release(claim)
                         raise
         return self._finish()
 
-    def _do(self, claim: Claim) -> None:
+    def _do(self, claim: Claim, check: Callable[[], None]) -> None:
         values = _words(claim.trial.params)
         self.say(f"trial {claim.slot + 1} of {self.queue.total}: {values}; in {self.place.run(claim.slot)}")
         try:
-            outcome = carry_out(claim, self.sweep, self.place)
+            outcome = carry_out(claim, self.sweep, self.place, check)
             self._tell(claim, outcome)
         except UpdateFinishedTrialError:
             self.say(f"trial {claim.slot + 1} was given to another worker meanwhile; its result stands")
@@ -74,8 +91,8 @@ class Worker:
         missing = len(newest(self.queue.trials())) - len(found)
         if missing:
             self.say(
-                f"{missing} trials are still being done by other workers; should one of them die, the same "
-                "command takes its trial up again"
+                f"still being done by other workers: {missing}; should one of them die, the same command "
+                "takes its trial up again"
             )
         return found
 
@@ -85,7 +102,11 @@ class Worker:
         so_far = f"{len(found)} of {self.queue.total} trials ended"
         if top is None:
             return so_far
-        return f"{so_far}, best so far: trial {top.slot + 1} with {top.outcome.score:.2%}"
+        left = sum(row.outcome.seconds for row in found) / len(found) * (self.queue.total - len(found))
+        return (
+            f"{so_far}, about {left / 60:.0f} minutes of work left; best so far: trial {top.slot + 1} with "
+            f"{top.outcome.score:.2%}"
+        )
 
 
 def _words(values: dict[str, object]) -> str:
