@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 PEERS := $(PIP) --no-deps --only-binary :all:
 WORKERS ?= 2
+SYSTEM := postgresql
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
 .PHONY: help demo test test-slow lint format clean
@@ -20,6 +21,7 @@ demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, print
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/atlas demo
 
 test: lint ## everything that has to hold: style, types, all tests but the slow ones
+	@scripts/system_packages.sh $(SYSTEM)
 	$(PYTEST) -n $(WORKERS)
 
 test-slow: $(VENV)/.dev ## the tests that need the full data or minutes of time
