@@ -8,12 +8,21 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 MAC = Path("/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
+LAUNCH = """
+import fcntl, os, sys
+to_read, to_write = (fcntl.fcntl(int(pipe), fcntl.F_DUPFD, 10) for pipe in sys.argv[1:3])
+os.dup2(to_read, 3)
+os.dup2(to_write, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+"""Puts the pipes where the browser looks for them: it reads 3 and writes 4."""
 PATIENCE = 60.0
 """Seconds until an answer is given up."""
 
@@ -36,8 +45,7 @@ class Chromium:
             *("--no-first-run", "--disable-background-networking", f"--window-size={width},{height}"),
         ]
         self.process = subprocess.Popen(
-            # A shell puts the pipes where the browser looks for them: it reads 3 and writes 4.
-            ["sh", "-c", f'exec "$@" 3<&{to_read} 4>&{to_write}', "sh", *command],
+            [sys.executable, "-c", LAUNCH, str(to_read), str(to_write), *command],
             pass_fds=(to_read, to_write),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

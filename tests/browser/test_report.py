@@ -1,0 +1,138 @@
+"""The report in a real Chromium, opened from disk. Where there is none, these tests are skipped by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from atlas.report import page
+from atlas.report.collect import collect
+from atlas.report.study import Settings
+from atlas.report.write import studied
+from tests.browser.chromium import Chromium, find
+from tests.unit.report import runs
+
+PROGRAM = find()
+pytestmark = pytest.mark.skipif(
+    PROGRAM is None, reason="no Chromium here: run scripts/install_chromium.sh, or set CHROMIUM to a program"
+)
+HEADS = "[...document.querySelectorAll('table.sortable thead button')]"
+ROWS = "[...document.querySelector('table.sortable').tBodies[0].rows]"
+COLUMN = ROWS + ".map(r => Number(r.cells[{}].dataset.value))"
+SORTED = "[...document.querySelectorAll('table.sortable thead th')].map(h => h.ariaSort)"
+PAPER = "getComputedStyle(document.body).backgroundColor"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three runs, one of them called like a script, with an attack whose label has quotes, and a collapse."""
+    root = tmp_path_factory.mktemp("runs")
+    images = runs.make_data(root / "digits.npz")
+    names = [runs.NASTY, "plain/script>", "third"]
+    places = [runs.make_run(root / name, images, seed=seed) for seed, name in enumerate(names)]
+    for place in places:
+        runs.evaluated(place)
+    runs.collapse(places[2])
+    found = collect(places)
+    assert found[0].name.endswith(runs.NASTY)
+    out = root / "report.html"
+    text = page.render(found, studied(found, Settings(n=60), progress=False), f"atlas report {runs.NASTY}")
+    out.write_text(text, encoding="utf-8")
+    return out
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(str(PROGRAM), tmp_path_factory.mktemp("profile")) as program:
+        yield program
+
+
+@pytest.fixture
+def opened(browser: Chromium, report: Path) -> Chromium:
+    browser.look(1100, 900)
+    browser.open(report)
+    browser.ask("document.querySelector('[data-theme=auto]').click()")
+    return browser
+
+
+def test_it_opens_from_disk_and_asks_for_nothing(opened: Chromium, report: Path) -> None:
+    assert opened.requests == [report.as_uri()]
+    assert opened.complaints == []
+    assert opened.ask("document.readyState") == "complete"
+    assert opened.ask("document.compatMode") == "CSS1Compat"
+
+
+def test_the_policy_is_in_force(opened: Chromium) -> None:
+    """What the page does not do, somebody else cannot make it do: so the test above can fail."""
+    opened.ask("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
+    opened.ask("window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})")
+    opened.ask("document.body.append(window.alien)")
+    assert opened.ask("typeof window.ran") == "undefined"
+    opened.ask("new Promise(done => setTimeout(done, 300))")
+    assert any("Content Security Policy" in text for text in opened.complaints)
+
+
+def test_text_from_folders_harms_nothing(opened: Chromium) -> None:
+    assert opened.ask("document.scripts.length") == 1
+    assert runs.NASTY in opened.ask("document.body.innerText")
+    labels = opened.ask(f"{HEADS}.map(b => b.textContent)")
+    assert runs.QUOTED in labels
+    assert opened.complaints == []
+
+
+def test_every_image_is_shown(opened: Chromium) -> None:
+    widths = opened.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+    assert len(widths) >= 7 * 5
+    assert min(widths) == 28
+    assert opened.ask("document.querySelectorAll('svg.chart').length") == 4
+    assert opened.ask("document.querySelector('path.collapse') !== null")
+
+
+def test_it_sorts_by_click(opened: Chromium) -> None:
+    last = opened.ask(f"{HEADS}.length") - 2  # the worst case
+    values = opened.ask(COLUMN.format(last))
+    opened.ask(f"{HEADS}[{last}].click()")
+    assert opened.ask(COLUMN.format(last)) == sorted(values, reverse=True)
+    assert opened.ask(SORTED)[last] == "descending"
+    opened.ask(f"{HEADS}[{last}].click()")
+    assert opened.ask(COLUMN.format(last)) == sorted(values)
+    assert opened.ask(SORTED).count("none") == len(opened.ask(SORTED)) - 1
+
+
+def test_it_sorts_by_keyboard(opened: Chromium) -> None:
+    opened.ask(f"{HEADS}[0].focus()")
+    opened.press("Tab")
+    opened.press("Enter")
+    assert opened.ask(SORTED)[1] == "descending"
+    values = opened.ask(COLUMN.format(1))
+    assert values == sorted(values, reverse=True)
+
+
+def test_the_theme_follows_the_system_and_a_switch(opened: Chromium) -> None:
+    light = opened.ask(PAPER)
+    opened.look(1100, 900, dark=True)
+    dark = opened.ask(PAPER)
+    assert light != dark
+    opened.ask("document.querySelector('button[data-theme=light]').click()")
+    assert opened.ask(PAPER) == light
+    opened.look(1100, 900)
+    opened.ask("document.querySelector('button[data-theme=dark]').click()")
+    assert opened.ask(PAPER) == dark
+    pressed = "[...document.querySelectorAll('.themes button')].map(b => b.ariaPressed)"
+    assert opened.ask(pressed) == ["false", "false", "true"]
+
+
+@pytest.mark.parametrize("width", [320, 375, 768])
+def test_a_phone_has_nothing_beyond_its_edge(browser: Chromium, report: Path, width: int) -> None:
+    browser.look(width, 700, phone=True)
+    browser.open(report)
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    assert browser.ask("document.documentElement.scrollHeight") > 2000
+
+
+def test_it_prints(opened: Chromium) -> None:
+    pdf = opened.pdf()
+    assert pdf.startswith(b"%PDF")
+    assert 1 < pdf.count(b"/Type /Page\n") + pdf.count(b"/Type /Page ") < 20

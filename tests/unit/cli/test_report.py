@@ -1,0 +1,80 @@
+"""`atlas report`, run as a person runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+
+from atlas import cli
+from tests.unit.report import runs
+
+
+def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `atlas ARGUMENTS`."""
+    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    place = runs.make_run(root / "[red]one", runs.make_data(root / "digits.npz"))
+    runs.evaluated(place)
+    return place
+
+
+def test_the_page_and_the_plots(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert atlas(monkeypatch, "report", str(run), "--n", "20", "--plots", "figures") == 0
+    assert (tmp_path / "report.html").read_text().lstrip().startswith("<!doctype html>")
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {f"{n}.{kind}" for n in ("radius", "steps", "training") for kind in ("pdf", "svg", "png")}
+    assert list((run / "report").glob("study-*.safetensors"))
+
+
+def test_tables_go_to_the_output_alone(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert atlas(monkeypatch, "report", str(run), "--format", "csv") == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["attack"] for row in rows] == ["clean", *runs.ATTACKS, "worst case"]
+    assert {row["model"] for row in rows} == {"[red]one"}
+    assert atlas(monkeypatch, "report", str(run), "--format", "latex") == 0
+    assert capsys.readouterr().out.startswith("\\begin{table}")
+
+
+def test_a_run_without_an_evaluation(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Path(shutil.copytree(run, tmp_path / "[bold]two"))
+    shutil.rmtree(place / "evaluations")
+    out = tmp_path / "page.html"
+    assert atlas(monkeypatch, "report", str(place), "--no-attack", "-o", str(out)) == 0
+    assert "[bold]two: not evaluated yet" in capsys.readouterr().err
+    assert out.exists()
+    assert atlas(monkeypatch, "report", str(place), "--format", "md") == 2
+    assert "none of these runs has been evaluated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("nowhere",), 2, "not the folder of a run"),
+        (("nowhere", "--format", "markdwon"), 2, "unknown format"),
+    ],
+)
+def test_mistakes(
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert atlas(monkeypatch, "report", *arguments) == code
+    assert said in capsys.readouterr().err

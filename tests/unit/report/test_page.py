@@ -1,0 +1,125 @@
+"""The page as text: nothing of a run's folder reaches it as more than text, and nothing is fetched."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from atlas.report import charts, page
+from atlas.report.collect import Run, collect
+from atlas.report.study import Settings, Study
+from atlas.report.write import studied, tables
+from tests.unit.report.runs import NASTY, QUOTED
+
+
+class Seen(HTMLParser):
+    """Tags, attributes and text, by a parser that is not ours."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+@pytest.fixture(scope="module")
+def nasty(two_runs: list[Path]) -> tuple[list[Run], dict[str, Study]]:
+    runs = [replace(run, name=name) for run, name in zip(collect(two_runs), [NASTY, "two"], strict=True)]
+    runs[0] = replace(runs[0], command=f'atlas "{NASTY}"', notes=(NASTY,), commit=NASTY)
+    return runs, studied(runs, Settings(n=40), progress=False)
+
+
+def test_text_stays_text(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    text = page.render(*nasty, command=f"atlas report '{NASTY}'")
+    seen = Seen(text)
+    assert seen.tags.count("script") == 1
+    assert NASTY in seen.texts
+    assert QUOTED in seen.texts
+    assert not [name for _, name, _ in seen.attributes if name.startswith("on") or name == "style"]
+
+
+def test_nothing_is_fetched(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    seen = Seen(page.render(*nasty, command="atlas report"))
+    links = [
+        (tag, value) for tag, name, value in seen.attributes if name in ("src", "href", "action", "data")
+    ]
+    assert len(links) > 10
+    assert all(value.startswith("data:") for _, value in links)
+
+
+def test_the_policy_lets_only_this_style_and_script_run(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    text = page.render(*nasty, command="atlas report")
+    (policy,) = [v for t, n, v in Seen(text).attributes if n == "content" and "default-src" in v]
+    assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy
+    for tag in ("style", "script"):
+        (inside,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(inside.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_the_same_runs_give_the_same_page(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    assert page.render(*nasty, command="x") == page.render(*nasty, command="x")
+
+
+def test_without_attacks_the_page_says_what_is_left_out(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    text = page.render(nasty[0], {}, command="x")
+    assert "no model was attacked for this report" in text
+    assert "<img" not in text
+    assert "Robust accuracy (%) per class" in text  # which the evaluation knows
+
+
+def test_without_evaluations_the_page_says_so(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    text = page.render([replace(run, evaluations={}) for run in nasty[0]], {}, command="x")
+    assert "None of these runs has been evaluated yet" in text
+    assert "nothing was checked" in text
+
+
+def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    assert "<script" not in tables(nasty[0], "md")
+    assert r"\textless{}script\textgreater{}alert(1)" in tables(nasty[0], "latex")
+    assert tables(nasty[0], "csv").startswith("model,evaluation,")
+
+
+def test_axes_have_round_ticks_within_their_range() -> None:
+    assert [text for _, text in charts.even("x", 0.0, 0.6).ticks] == [
+        "0",
+        "0.1",
+        "0.2",
+        "0.3",
+        "0.4",
+        "0.5",
+        "0.6",
+    ]
+    assert [text for _, text in charts.percent("y").ticks] == ["0", "20", "40", "60", "80", "100"]
+    assert charts.percent("y", 0.83).low == 0.8
+    assert [text for _, text in charts.powers("j", [3.0, 4000.0]).ticks] == [
+        "1",
+        "10",
+        "100",
+        "1000",
+        "10000",
+    ]
+
+
+def test_what_is_not_finite_is_not_drawn() -> None:
+    points = [charts.Point(0, 0.5), charts.Point(1, float("nan")), charts.Point(2, 1.0)]
+    drawn = charts.line_chart(
+        "t", charts.even("x", 0, 2), charts.percent("y"), [charts.Series("s", 0, points)]
+    )
+    assert "nan" not in drawn
+    assert drawn.count("<circle") == 2
