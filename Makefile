@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 PEERS := $(PIP) --no-deps --only-binary :all:
 WORKERS ?= 2
-SYSTEM := postgresql
+SYSTEM := postgresql chromium
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
 .PHONY: help demo test test-slow lint format clean

@@ -29,7 +29,7 @@ def main() -> None:
     page = parser.parse_args().page
     program = find()
     if program is None:
-        sys.exit("no Chromium here: run scripts/install_chromium.sh, or set CHROMIUM to a program")
+        sys.exit("no Chromium here: run scripts/system_packages.sh chromium, or set CHROMIUM to a program")
     with tempfile.TemporaryDirectory() as profile, Chromium(program, Path(profile)) as browser:
         browser.look(WIDTH, HEIGHT)
         browser.open(page)

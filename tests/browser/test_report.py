@@ -16,7 +16,8 @@ from tests.unit.report import runs
 
 PROGRAM = find()
 pytestmark = pytest.mark.skipif(
-    PROGRAM is None, reason="no Chromium here: run scripts/install_chromium.sh, or set CHROMIUM to a program"
+    PROGRAM is None,
+    reason="no Chromium here: run scripts/system_packages.sh chromium, or set CHROMIUM to a program",
 )
 HEADS = "[...document.querySelectorAll('table.sortable thead button')]"
 ROWS = "[...document.querySelector('table.sortable').tBodies[0].rows]"
