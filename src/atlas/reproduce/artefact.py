@@ -35,7 +35,9 @@ class Row:
     columns: tuple[str, ...] | None = None
     """Where they are not the artefact's."""
     paper: str = ""
-    """The paper's row; the preset's by default, where nothing is changed."""
+    """The row of the paper's tables; the preset's by default, where nothing is changed."""
+    smoke: bool = True
+    """Whether it is part of the artefact at scale smoke."""
 
     def __post_init__(self) -> None:
         fill = {"key": self.preset, "label": paper.label(self.preset)}
@@ -58,8 +60,8 @@ class Artefact:
     figure: Callable[[Findings], Figure]
     tables: Mapping[str, Callable[[Findings], Table | None]] = field(default_factory=dict)
     """Beside the comparison with the paper: what is made of the findings, by the name of its files."""
-    data: Callable[[Findings], Any] | None = None
-    """What the figure draws beyond the cells, as JSON."""
+    data: Mapping[str, Callable[[Findings], Table]] = field(default_factory=dict)
+    """What the figure draws beyond the cells, too long for a page: by the name of its file."""
 
     def columns_of(self, row: Row) -> tuple[str, ...]:
         return self.columns if row.columns is None else row.columns

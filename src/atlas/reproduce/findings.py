@@ -116,7 +116,7 @@ class Findings:
 
     @property
     def rows(self) -> list[Row]:
-        return list(self.order.artefact.rows)
+        return self.order.all_rows
 
     def name(self, row: Row) -> str:
         """The row's, with the data set where there are several."""
@@ -188,7 +188,7 @@ def gather(order: Order, lab: Lab) -> Findings:
     """Read all that is there of an artefact, of rows that were not asked for too; nothing is run."""
     subjects = {
         row.key: tuple(_subject(order, lab, row, seed) for seed in range(order.seeds))
-        for row in order.artefact.rows
+        for row in order.all_rows
     }
     return Findings(order, subjects, lab)
 

@@ -95,8 +95,8 @@ class Order:
         if not self.of_mnist and (self.network or self.version != "written"):
             raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} is of other data")
         for pattern in self.only:
-            if not any(fnmatchcase(row.key, pattern) for row in self.artefact.rows):
-                keys = ", ".join(row.key for row in self.artefact.rows)
+            if not any(fnmatchcase(row.key, pattern) for row in self.all_rows):
+                keys = ", ".join(row.key for row in self.all_rows)
                 raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
         for row in self.rows:
             self._check_preset(row)
@@ -108,10 +108,15 @@ class Order:
             raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
 
     @property
+    def all_rows(self) -> list[Row]:
+        """Those of the artefact at this scale."""
+        return [row for row in self.artefact.rows if row.smoke or self.scale != "smoke"]
+
+    @property
     def rows(self) -> list[Row]:
         """Those that were asked for."""
         patterns = self.only or ("*",)
-        return [row for row in self.artefact.rows if any(fnmatchcase(row.key, p) for p in patterns)]
+        return [row for row in self.all_rows if any(fnmatchcase(row.key, p) for p in patterns)]
 
     @property
     def of_mnist(self) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from atlas.disk import write_atomic
 from atlas.report import plots
+from atlas.report.tables import Table
 from atlas.reproduce.artefact import Row
 from atlas.reproduce.comparison import listed, side_by_side, title
 from atlas.reproduce.findings import Findings
@@ -17,22 +19,24 @@ from atlas.reproduce.workspace import commit
 def write(findings: Findings, folder: Path) -> list[Path]:
     """Tables as Markdown, LaTeX, CSV and JSON, the figure as PDF, SVG and PNG; the paths of all."""
     artefact = findings.order.artefact
-    name, first = artefact.name, side_by_side(findings)
-    more = {part: table for part, make in artefact.tables.items() if (table := make(findings)) is not None}
-    files = {
-        f"{name}.md": "\n".join(table.markdown() for table in (first, *more.values())),
-        f"{name}.tex": first.latex(),
-        f"{name}.csv": listed(findings).csv(),
-    }
-    for part, table in more.items():
-        files |= {f"{part}.tex": table.latex(), f"{part}.csv": table.csv()}
-    whole = {**plain(findings), "tables": {part: table.plain() for part, table in more.items()}}
-    if artefact.data is not None:
-        whole["figure"] = artefact.data(findings)
-    files[f"{name}.json"] = json.dumps(whole, indent=1) + "\n"
+    name, more = artefact.name, _made(artefact.tables, findings)
+    tables = {**({name: side_by_side(findings)} if artefact.columns else {}), **more}
+    data = _made(artefact.data, findings)
+    files = {f"{name}.md": "\n".join(table.markdown() for table in tables.values())}
+    files |= {f"{part}.tex": table.latex() for part, table in tables.items()}
+    if artefact.columns:
+        files[f"{name}.csv"] = listed(findings).csv()
+    files |= {f"{part}.csv": table.csv() for part, table in {**more, **data}.items()}
+    parts = {part: table.plain() for part, table in {**more, **data}.items()}
+    files[f"{name}.json"] = json.dumps({**plain(findings), "tables": parts}, indent=1) + "\n"
     for file, text in files.items():
         write_atomic(folder / file, text.encode())
     return [*(folder / file for file in files), *plots.save(artefact.figure(findings), folder / name)]
+
+
+def _made(makers: Mapping[str, Callable[[Findings], Table | None]], findings: Findings) -> dict[str, Table]:
+    """The tables for which all is there."""
+    return {name: table for name, make in makers.items() if (table := make(findings)) is not None}
 
 
 def plain(findings: Findings) -> dict[str, Any]:

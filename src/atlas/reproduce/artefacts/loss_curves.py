@@ -1,0 +1,169 @@
+"""Figures 1 to 3, drawn from real models: the loss inside the ball before robust training and after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from atlas.data import Images
+from atlas.report import plots
+from atlas.report.tables import Cell, Table
+from atlas.reproduce.artefact import Artefact, Row
+from atlas.reproduce.comparison import title
+from atlas.reproduce.curves import BOUNDARY, Line, directions, losses_along, telling_image
+from atlas.reproduce.findings import Findings
+from atlas.threat import Threat
+from atlas.training import load_model
+from atlas.training.run import checked_device
+
+ROWS = (
+    Row("mnist", "natural", label="before robust training", columns=()),
+    Row(
+        "mnist",
+        "atlas-1",
+        {"method.beta": 0.0},
+        key="local",
+        label="after the local part (ATLAS-l)",
+        columns=(),
+    ),
+    Row("mnist", "atlas-1", key="global", label="after the global part (ATLAS)", columns=()),
+)
+IMAGES = 200
+
+
+@dataclass(frozen=True)
+class Curves:
+    """All that is drawn."""
+
+    shared: Line
+    """Every model along the line of the first one's weak adversary."""
+    own: Line
+    """Each model along the line of its own."""
+    shown: int
+    """The image of the upper panels."""
+    like_it: int
+
+
+def curves(findings: Findings) -> Curves | None:
+    """None where a model is not there yet."""
+    courses = [findings.subjects[row.key][0].course for row in ROWS]
+    folders = tuple(course.folder for course in courses if course.finished and course.folder)
+    if len(folders) < len(ROWS):
+        return None
+    last = courses[-1].run.config
+    return _curves(folders, findings.lab.test_images(last.data, IMAGES), last.threat, findings.lab.device)
+
+
+@cache
+def _curves(folders: tuple[Path, ...], images: Images, threat: Threat, device: str | None) -> Curves:
+    place = checked_device(device)
+    models = [load_model(folder, device=place) for folder in folders]
+    x, y = images.pixels(device=place), images.y.to(place)
+    own = [directions(model, x, y) for model in models]
+    shared = losses_along(models, x, y, threat, [own[0]] * len(models))
+    shown, like_it = telling_image(shared)
+    return Curves(shared, losses_along(models, x, y, threat, own), shown, like_it)
+
+
+def summary(findings: Findings) -> Table | None:
+    """How many images each model gets wrong somewhere on a line."""
+    found = curves(findings)
+    if found is None:
+        return None
+    heads = ("", "wrong at x", "wrong somewhere on the first model's line", "wrong somewhere on its own line")
+    middle = len(found.own.t) // 2
+    lines: list[list[Cell | str]] = []
+    for k, row in enumerate(ROWS):
+        at_x, shared, own = (
+            found.own.adversarial[k, :, middle],
+            found.shared.adversarial[k].any(1),
+            found.own.adversarial[k].any(1),
+        )
+        shares = [100 * float(wrong.float().mean()) for wrong in (at_x, shared, own)]
+        lines.append([row.label, *(Cell(f"{share:.1f}", share) for share in shares)])
+    notes = (
+        f"In % of {found.own.losses.shape[1]} test images. A line goes through x along the signs of the "
+        f"margin's gradient at x, from -eps to eps. The upper panels show test image {found.shown}, the first "
+        f"whose adversarial points become fewer and then vanish; {found.like_it} are so.",
+    )
+    return Table.of(title(findings), heads, lines, notes=notes)
+
+
+def data(findings: Findings) -> Table:
+    """What is drawn, point by point."""
+    heads = (
+        "model",
+        "t",
+        "loss of the image shown",
+        "wrong on the first model's line",
+        "wrong on its own line",
+    )
+    found = curves(findings)
+    lines: list[list[Cell | str]] = []
+    for k, row in enumerate(ROWS) if found else ():
+        assert found is not None
+        loss = found.shared.losses[k, found.shown]
+        wrong = [line.adversarial[k].float().mean(0) for line in (found.shared, found.own)]
+        for numbers in zip(found.own.t, loss, *wrong, strict=True):
+            lines.append([row.key, *(Cell(f"{float(v):.6g}", float(v)) for v in numbers)])
+    return Table.of(f"{title(findings)}: curves", heads, lines)
+
+
+def draw(findings: Findings) -> Figure:
+    """Above: one image, the same line for all, the model before dashed. Below: all images."""
+    found = curves(findings)
+    with plots.style():
+        figure, axes = plots.subplots(2, 3, width=plots.DOUBLE, height=3.6, sharex=True, sharey="row")
+        for k, row in enumerate(ROWS):
+            axes[0][k].set_title(plots.label(row.label))
+            axes[1][k].set_xlabel("t: x + t eps d")
+            if found is not None:
+                _loss(axes[0][k], found, k)
+                _share(axes[1][k], found, k)
+        axes[0][0].set_ylabel("loss, one image")
+        axes[1][0].set_ylabel("images that err (%)")
+        for line in axes:
+            line[0].legend(loc="best") if found is not None else None
+        figure.suptitle(plots.label(title(findings)), fontsize=8)
+    return figure
+
+
+def _loss(axis: Any, found: Curves, k: int) -> None:
+    t, losses = found.shared.t, found.shared.losses[:, found.shown]
+    if k:
+        axis.plot(t, losses[k - 1], "--", color="gray", lw=0.8)
+    axis.plot(t, losses[k], color=plots.PALETTE[0])
+    above = losses[k] > BOUNDARY
+    axis.plot(t[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
+    axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
+    axis.plot([0, 1], losses[k][[len(t) // 2, len(t) - 1]], "k|", ms=7)
+    axis.annotate("x", (0, 0), xycoords=("data", "axes fraction"), xytext=(2, 2), textcoords="offset points")
+    axis.annotate(
+        "x'", (1, 0), xycoords=("data", "axes fraction"), xytext=(-8, 2), textcoords="offset points"
+    )
+
+
+def _share(axis: Any, found: Curves, k: int) -> None:
+    names = {"along its own line": found.own, "along the first model's": found.shared}
+    for style, (name, line) in zip(("-", "--"), names.items(), strict=True):
+        share = 100 * line.adversarial[k].float().mean(0)
+        axis.plot(line.t, share, style, color=plots.PALETTE[1], label=name)
+    axis.set_ylim(0, 100)
+
+
+ARTEFACTS = (
+    Artefact(
+        name="loss-curves",
+        of="Figures 1 to 3",
+        about="the loss along a line inside the ball, before and after the local and the global part",
+        rows=ROWS,
+        columns=(),
+        figure=draw,
+        tables={"summary": summary},
+        data={"curves": data},
+    ),
+)
