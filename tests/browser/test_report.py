@@ -17,7 +17,7 @@ from tests.unit.report import runs
 PROGRAM = find()
 pytestmark = pytest.mark.skipif(
     PROGRAM is None,
-    reason="no Chromium here: run scripts/system_packages.sh chromium, or set CHROMIUM to a program",
+    reason="no Chromium here: scripts/system_packages.sh chromium, or set CHROMIUM",
 )
 HEADS = "[...document.querySelectorAll('table.sortable thead button')]"
 ROWS = "[...document.querySelector('table.sortable').tBodies[0].rows]"

@@ -11,6 +11,8 @@ from markupsafe import Markup
 
 WIDTH, HEIGHT = 460, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 42
+MOST_DOTS = 40
+"""Longer lines are drawn without their points."""
 COLOURS = 7
 """Series of the page's style; more of them repeat its colours with dashed lines."""
 
@@ -164,7 +166,7 @@ def _line(root: ET.Element, x: Axis, y: Axis, series: Series) -> None:
     kind = " ".join(["line", colour(series.index), *["faint"] * series.faint, dashes(series.index)]).strip()
     way = " ".join(f"{_x(x, p.x):.1f},{_y(y, p.y):.1f}" for p in points)
     ET.SubElement(root, "polyline", {"points": way, "class": kind})
-    for point in points if not series.faint else ():
+    for point in points if not series.faint and len(points) <= MOST_DOTS else ():
         _dot(root, x, y, point, f"dot {colour(series.index)}", 3.0, series.name)
     for mark in series.marks:
         if _finite([mark.point], x, y):

@@ -13,13 +13,13 @@ from torch import nn
 
 from atlas.errors import CheckpointError, UsageError
 from atlas.evaluation import Report
-from atlas.evaluation.load import load_report
 from atlas.models import source
+from atlas.report.evaluations import evaluations_of
 from atlas.training import RunConfig, load_model
 from atlas.training.folder import RunFolder
 
-NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
-"""What a report reads of what an evaluation says about itself."""
+ORIGIN = "origin.json"
+"""Command and commit, which `atlas reproduce` writes."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,10 @@ def read_run(path: Path) -> Run:
         )
     config = RunConfig.of(folder.read_config())
     about = json.loads(folder.config.read_text())
-    commit = about.get("commit")
+    commit = _origin(path).get("commit")
     model = load_model(path) if folder.best.exists() else None
     weights = source.fingerprint(model) if model is not None else None
-    evaluations, notes = _evaluations(path, weights)
+    evaluations, notes = evaluations_of(path, weights)
     if model is None:
         notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
     if not evaluations:
@@ -110,6 +110,14 @@ def read_run(path: Path) -> Run:
         evaluations=evaluations,
         notes=tuple(notes),
     )
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """Who made the run, where that was written down beside it."""
+    try:
+        return dict(json.loads((path / ORIGIN).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
 
 
 def _nearby(path: Path) -> str:
@@ -164,52 +172,3 @@ def _number(record: Mapping[str, Any], key: str, path: Path) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"{path}: {key} is {value!r}; wanted a number: is it the file of a run?")
     return float(value) if math.isfinite(value) else math.nan
-
-
-def _evaluations(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
-    """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss."""
-    found, notes = dict[str, Report](), []
-    for place in sorted({*path.glob("*/config.json"), *path.glob("evaluations/*/config.json")}):
-        folder = place.parent
-        if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
-            continue
-        if not (folder / "summary.json").exists():
-            notes.append(f"evaluation {folder.name} has not come to its end: run it again to go on")
-            continue
-        report = checked_report(folder)
-        if weights is not None and report.about["model"] != weights:
-            notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
-            continue
-        found[folder.name] = report
-    for place in sorted(path.parent.glob("*/summary.json")) if weights is not None else ():
-        if not (place.parent / "metrics.jsonl").exists() and _model_of(place) == weights:
-            found[place.parent.name] = checked_report(place.parent)
-    if found and weights is None:
-        notes.append("without the weights nobody can tell whether its evaluations are of them")
-    return found, notes
-
-
-def _model_of(summary: Path) -> object:
-    """Of which model an evaluation that lies beside a run is; nothing where it is no evaluation."""
-    try:
-        return json.loads(summary.read_text())["about"]["model"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def checked_report(folder: Path) -> Report:
-    """The report of an evaluation whose parts belong together."""
-    try:
-        report = load_report(folder)
-    except AttributeError as error:  # another kind of JSON than that of an evaluation
-        raise CheckpointError(f"{folder} is no whole evaluation: {error}; run it again") from error
-    missing = [key for key in NEEDED if key not in report.about]
-    threat = report.about.get("threat")
-    if not (isinstance(threat, dict) and "name" in threat and isinstance(threat.get("eps"), int | float)):
-        missing.append("its threat")
-    lengths = {label: len(result.attempt) for label, result in report.results.items()}
-    torn = [label for label, length in lengths.items() if length != report.n]
-    if missing or torn or len(report.ids) != report.n or len(report.clean_right) != report.n or not report.n:
-        what = f"says nothing of {missing}" if missing else f"has parts of different lengths {torn}"
-        raise CheckpointError(f"{folder} is no whole evaluation: it {what}; run it again")
-    return report

@@ -94,7 +94,10 @@ class Comparison:
             [entry.name, *(self.cell(entry, label) for label in self.columns), _training(entry.run)]
             for entry in self.entries
         ]
-        notes = ["accuracy [95% Wilson interval]; the worst case is taken image by image over all attacks"]
+        notes = [
+            "accuracy [95% Wilson interval]; the worst case is taken image by image over all attacks",
+            "tests speak of these models on these images; another seed would have trained other models",
+        ]
         unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
         if unmarked:
             notes.append(f"no best is marked where rows cannot be compared: {', '.join(unmarked)}")

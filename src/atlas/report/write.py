@@ -8,10 +8,11 @@ from pathlib import Path
 from atlas import data
 from atlas.data import Images
 from atlas.errors import DataError, UsageError
+from atlas.report.attacked import PARTS, study
 from atlas.report.collect import Run
 from atlas.report.comparison import comparisons, long_table
 from atlas.report.display import Display
-from atlas.report.study import PARTS, Settings, Study, study
+from atlas.report.study import Settings, Study
 
 FORMATS = ("html", "md", "latex", "csv")
 

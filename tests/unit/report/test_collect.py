@@ -113,3 +113,11 @@ def test_damage_is_one_of_our_errors(run: Path, name: str, content: bytes) -> No
     (run / name).write_bytes(content)
     with pytest.raises(AtlasError):
         collect([run])
+
+
+def test_the_commit_is_known_where_it_was_written_down(run: Path) -> None:
+    assert collect([run])[0].commit is None
+    (run / "origin.json").write_text('{"commit": "0123456789ab+"}')
+    assert collect([run])[0].commit == "0123456789ab+"
+    (run / "origin.json").write_text("[[")
+    assert collect([run])[0].commit is None

@@ -12,9 +12,10 @@ from torch import nn
 from atlas import data
 from atlas.attacks.margin import Untargeted
 from atlas.data import Images
-from atlas.report import study as studies
+from atlas.report import attacked
+from atlas.report.attacked import first_of_each_class, study
 from atlas.report.collect import Run, collect
-from atlas.report.study import RADII, Settings, first_of_each_class, study
+from atlas.report.study import RADII, Settings
 
 
 class Told:
@@ -88,7 +89,7 @@ def test_a_second_time_nothing_is_attacked(
     images = data.load(run.config.data, train=False)
     first = study(run, images, Settings(n=20), Told())
     with monkeypatch.context() as patch:
-        patch.setattr(studies.lanes, "Engine", None)
+        patch.setattr(attacked.lanes, "Engine", None)
         told = Told()
         second = study(run, images, Settings(n=20), told)
         assert not told.steps

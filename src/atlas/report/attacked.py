@@ -1,0 +1,138 @@
+"""Make a study by attacking a run's model, or take it from the run's folder, where it is kept once made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from atlas.attacks import frozen, lanes
+from atlas.attacks.ledger import Outcome
+from atlas.attacks.margin import Untargeted
+from atlas.checkpoint import load_tensors, save_tensors
+from atlas.config import fingerprint, table_of
+from atlas.data import Images
+from atlas.errors import CheckpointError, DiskError
+from atlas.evaluation import Flag
+from atlas.evaluation.inputs import check_inputs
+from atlas.evaluation.plan import REGISTRIES
+from atlas.evaluation.probes import probe
+from atlas.report.collect import Run
+from atlas.report.study import RADII, SHOWN, STEPS, Settings, Study, wider
+from atlas.rng import Rng
+from atlas.threat import Threat
+
+PARTS = len(STEPS) + len(RADII)
+"""Attacks on each model, at most."""
+
+
+class Tell(Protocol):
+    """Who is told how it goes."""
+
+    def step(self, what: str, share: float) -> None:
+        """What is being done, and how much of that is over, 0 to 1."""
+
+    def say(self, text: str) -> None: ...
+
+
+def study(run: Run, images: Images, settings: Settings, tell: Tell) -> Study:
+    """From the run's folder where it is known, else by attacking the run's model."""
+    assert run.model is not None
+    data, threat = images.subset(slice(settings.n)), run.config.threat
+    key = {"model": run.weights, "data": data.fingerprint(), **settings.table()}
+    key |= {"threat": [type(threat).__name__, threat.eps], "attack": table_of(settings.attack, REGISTRIES)}
+    path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
+    found = _known(path)
+    if found is None:
+        found = _made(run, data, settings, tell)
+        try:
+            save_tensors(path, *found)
+        except DiskError as error:  # such as a folder of somebody else's
+            tell.say(f"not kept for the next time: {error}")
+    tensors, about = found
+    flags = tuple(Flag(**flag) for flag in about["flags"])
+    return Study(threat, settings, data.name, data.ids, data.y, flags=flags, **tensors)
+
+
+def _known(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    if path.exists():
+        with suppress(CheckpointError):  # damaged: it is made again
+            return load_tensors(path)
+    return None
+
+
+def _made(run: Run, data: Images, settings: Settings, tell: Tell) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    assert run.model is not None
+    model, threat = run.model, run.config.threat
+    device = next(model.parameters()).device
+    x, y = data.pixels(slice(None), device), data.y.to(device)
+    check_inputs(model, x, y, threat)
+    rng = Rng.lanes(settings.seed, data.ids.to(device)).fold("report")
+    with frozen(model):
+        flags = probe(model, x, y, threat, rng=rng, eot=False)
+        logits = lanes.ask(model, x, 256)
+        under = _Under(run, x, y, rng, tell)
+        main = under.attack(settings.attack, threat, "answers under attack")
+        held = [
+            main.robust
+            if steps == settings.steps
+            else under.attack(Untargeted(steps=steps, restarts=1), threat, f"{steps} steps").robust
+            for steps in STEPS
+        ]
+        radius = under.first_radius(settings.attack, logits.argmax(1) == y, main.robust)
+        logits_adv = lanes.ask(model, main.x_adv, 256)
+    shown = first_of_each_class(data.y)
+    tensors = {"logits": logits, "logits_adv": logits_adv, "radius": radius, "held": torch.stack(held)}
+    tensors |= {"shown": shown, "x": x[shown.to(device)], "x_adv": main.x_adv[shown.to(device)]}
+    return {k: v.cpu() for k, v in tensors.items()}, {"flags": [asdict(flag) for flag in flags]}
+
+
+@dataclass(frozen=True, eq=False)
+class _Under:
+    """The images of a run under one attack after the other."""
+
+    run: Run
+    x: Tensor
+    y: Tensor
+    rng: Rng
+    tell: Tell
+
+    def attack(self, attack: Untargeted, threat: Threat, what: str, which: Tensor | None = None) -> Outcome:
+        assert self.run.model is not None
+        which = torch.arange(len(self.y), device=self.y.device) if which is None else which
+        x, y, rng = self.x[which], self.y[which], self.rng[which]
+        engine = lanes.Engine(attack, self.run.model, x, y, threat, rng)
+        for _ in _steps(engine):
+            self.tell.step(f"{self.run.name}: {what}", engine.share_done)
+        return engine.outcome()
+
+    def first_radius(self, attack: Untargeted, right: Tensor, robust: Tensor) -> Tensor:
+        """At which of RADII each image falls, from the smallest up, those that have fallen left out."""
+        radius = torch.full_like(self.y, len(RADII))
+        radius[~right] = -1
+        for index, share in enumerate(RADII):
+            which = (radius == len(RADII)).nonzero()[:, 0]
+            if len(which):
+                threat = wider(self.run.config.threat, share)
+                fell = ~self.attack(attack, threat, f"{share:g} eps", which).robust
+                radius[which[fell]] = index
+            if share == 1.0:
+                radius[right & ~robust] = radius[right & ~robust].clamp(max=index)
+        return radius
+
+
+def _steps(engine: lanes.Engine) -> Iterator[None]:
+    while not engine.finished:
+        engine.step()
+        yield
+
+
+def first_of_each_class(y: Tensor) -> Tensor:
+    """The places of the first image of each class, SHOWN at most, by class: int64 [G]."""
+    firsts = sorted(y.tolist().index(label) for label in set(y.tolist()))[:SHOWN]
+    return torch.tensor(sorted(firsts, key=lambda place: int(y[place])))

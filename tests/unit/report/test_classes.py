@@ -1,0 +1,100 @@
+"""Classes and the gallery, on answers made by hand."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atlas.evaluation import Flag
+from atlas.report import pictures
+from atlas.report.classes import MOST_CLASSES, by_class, confusion, of_studies
+from atlas.report.gallery import gallery
+from atlas.report.study import STEPS, Settings, Study
+from atlas.threat import L2, Linf, Threat
+
+
+def made(
+    y: list[int], before: list[int], after: list[int], classes: int, threat: Threat = Linf(0.5), **rest: Any
+) -> Study:
+    """A study in which the model gives these answers, with the first image shown."""
+    labels = torch.tensor(y)
+    logits, logits_adv = (torch.eye(classes)[torch.tensor(answers)] * 5 for answers in (before, after))
+    x = torch.full((1, 1, 2, 2), 0.5)
+    x_adv = x + torch.tensor([[0.5, -0.5], [0.0, 0.25]])
+    held = torch.zeros(len(STEPS), len(y), dtype=torch.bool)
+    places = {"shown": torch.tensor([0]), "x": x, "x_adv": x_adv, "flags": ()} | rest
+    return Study(
+        *(threat, Settings(), "digits", torch.arange(len(y)), labels, logits, logits_adv, labels, held),
+        **places,
+    )
+
+
+def test_the_confusion_matrix_by_counting() -> None:
+    study = made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], 3)
+    found = confusion("m", study)
+    assert found.counts == ((1, 2, 0), (0, 1, 0), (1, 0, 0))
+    assert found.pairs == ((0, 1, 2, 3), (2, 0, 1, 1))
+    assert found.small
+    assert found.share(found.counts[0], 2) == pytest.approx(2 / 3)
+    assert found.share((0, 0), 0) == 0
+
+
+def test_of_many_classes_the_weakest_are_shown() -> None:
+    y = torch.arange(50).repeat_interleave(4)
+    right = torch.arange(200) % 4 < (y // 10)  # class 0 to 9 none of 4, 10 to 19 one of 4, ...
+    found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
+    assert found.weakest
+    assert found.classes == tuple(range(MOST_CLASSES))
+    assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
+    assert found.rows["b"] == "invalid (random)"
+
+
+def test_an_invalid_model_has_no_numbers() -> None:
+    good = made([0, 1], [0, 1], [0, 0], 2)
+    bad = made([0, 1], [0, 1], [0, 1], 2, flags=(Flag("random", True, "x"),))
+    found = of_studies({"good": good, "bad": bad})
+    assert found.rows["bad"] == "invalid (random)"
+    assert [getattr(score, "right", None) for score in found.rows["good"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"), [(0, 0, "held"), (0, 1, "fooled"), (1, 1, "wrong before")]
+)
+def test_the_verdict_on_an_exhibit(before: int, after: int, verdict: str) -> None:
+    (exhibit,) = gallery({"m": made([0], [before], [after], 2)})
+    (view,) = exhibit.views
+    assert view.verdict == verdict
+    sure = float(np.exp(5) / (np.exp(5) + 1))
+    assert str(view.before) == f"{before} ({sure:.0%})"
+
+
+def pixels(uri: str) -> Any:
+    head, _, data = uri.partition(",")
+    assert head == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+
+
+def test_pictures_are_the_pixels() -> None:
+    x = torch.tensor([[[0.0, 1.0], [0.5, 0.2]]])
+    assert pixels(pictures.png(x)).tolist() == [[0, 255], [128, 51]]
+    colour = torch.rand(3, 4, 5)
+    assert np.abs(pixels(pictures.png(colour)) / 255 - colour.permute(1, 2, 0).numpy()).max() < 1 / 255
+
+
+def test_a_perturbation_is_red_where_brighter_and_white_where_nothing_was_done() -> None:
+    study = made([0], [0], [0], 2)
+    assert pictures.enlarged(study.threat, study.x[0], study.x_adv[0]) == 2
+    assert pictures.enlarged(L2(3.0), study.x[0], study.x_adv[0]) == 2  # the largest change is 0.5
+    assert pictures.enlarged(L2(3.0), study.x[0], study.x[0]) == 1
+    drawn = pixels(pictures.difference(study.x[0], study.x_adv[0], 2.0))
+    assert tuple(drawn[0, 0]) == pictures.MORE
+    assert tuple(drawn[0, 1]) == pictures.LESS
+    assert tuple(drawn[1, 0]) == (255, 255, 255)
+    gray = torch.full((3, 2, 2), 0.3)
+    assert (pixels(pictures.difference(gray, gray, 9.0)) == 128).all()
