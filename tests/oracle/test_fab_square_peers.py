@@ -36,11 +36,13 @@ def robust_under_fab(attack: TargetedFAB, model: nn.Module, x: Tensor, y: Tensor
         return model(FABAttack_PT(model, verbose=False, **settings).perturb(x, y)).argmax(1) == y
 
 
-def robust_under_square(attack: Square, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+def robust_under_square(
+    attack: Square, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int
+) -> Tensor:
     from pyautoattack.square import SquareAttack
 
     settings: dict[str, Any] = {"norm": NORMS[type(threat)], "eps": threat.eps, "device": "cpu"}
-    settings |= {"n_queries": attack.queries, "p_init": attack.p, "resc_schedule": False, "seed": 0}
+    settings |= {"n_queries": attack.queries, "p_init": attack.p, "resc_schedule": False, "seed": seed}
     with frozen(model), torch.no_grad():
         right = model(x).argmax(1) == y
         x_adv = x.clone()
@@ -48,11 +50,13 @@ def robust_under_square(attack: Square, model: nn.Module, x: Tensor, y: Tensor, 
         return model(x_adv).argmax(1) == y
 
 
-def both(attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
+def both(
+    attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Who stands under our attack and who under the original, bool [N]."""
-    ours = lanes.run(attack, model, x, y, threat, Rng.batch(len(x)), batch_size=128).robust
+    ours = lanes.run(attack, model, x, y, threat, Rng.batch(len(x), seed), batch_size=128).robust
     if isinstance(attack, Square):
-        return ours, robust_under_square(attack, model, x, y, threat)
+        return ours, robust_under_square(attack, model, x, y, threat, seed)
     assert isinstance(attack, TargetedFAB)
     return ours, robust_under_fab(attack, model, x, y, threat)
 
@@ -101,19 +105,23 @@ def test_fab_is_as_strong_as_the_original(threat: Threat) -> None:
     assert abs(ours - theirs) <= 0.01
 
 
-@pytest.mark.parametrize("threat", [Linf(0.04), L2(0.5)], ids=str)
-def test_square_is_stronger_than_the_original_by_the_last_row_and_column(
-    threat: Threat, monkeypatch: pytest.MonkeyPatch
+def test_square_in_linf_is_stronger_than_the_original_by_the_last_row_and_column(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The original never puts a square there, which tells in images of 8 x 8. Without those places both are
     as strong, up to the luck of a random search: 5 points of 300 images are about three deviations."""
-    ours, theirs = standing(Square(queries=120), threat)
+    ours, theirs = standing(Square(queries=120), Linf(0.04))
     assert ours <= theirs + 0.005
     rooms = windows._rooms
     monkeypatch.setattr(windows, "_rooms", lambda *sizes: (rooms(*sizes) - 1).clamp_min(1))
-    fewer, _ = standing(Square(queries=120), threat)
+    fewer, _ = standing(Square(queries=120), Linf(0.04))
     assert fewer > ours
     assert abs(fewer - theirs) <= 0.05
+
+
+def test_square_in_l2_is_as_strong_as_the_original() -> None:
+    ours, theirs = standing(Square(queries=120), L2(0.5))
+    assert abs(ours - theirs) <= 0.05
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -131,17 +139,14 @@ def trained(request: pytest.FixtureRequest) -> tuple[nn.Module, dict[str, Threat
 @pytest.mark.slow
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("attack", [TargetedFAB(), Square()], ids=str)
-def test_within_half_a_point_of_the_original(
-    attack: Attack, norm: str, trained: Any, request: pytest.FixtureRequest
-) -> None:
+def test_within_half_a_point_of_the_original(attack: Attack, norm: str, trained: Any) -> None:
+    """Square's luck is worth half a point here, so it is the mean of three seeds that is compared."""
     model, threats = trained
-    if isinstance(attack, Square) and norm == "l2":
-        # Open: one seed each, and neither its luck nor the places of squares has been ruled out.
-        reason = "Square in L2 left 1.2 points more than the original on ADV and 0.8 more on ATLAS"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     test = data.load("mnist-mini", train=False)
     x, y = test.pixels(slice(IMAGES)), test.y[:IMAGES]
-    ours, theirs = both(attack, model, x, y, threats[norm])
-    print(f"{attack} {threats[norm]}: ours {ours.double().mean():.3f}, theirs {theirs.double().mean():.3f}")
-    assert 0.05 < theirs.double().mean() < 0.95
-    assert ours.double().mean() <= theirs.double().mean() + 0.005
+    seeds = range(3 if isinstance(attack, Square) else 1)
+    standing = [both(attack, model, x, y, threats[norm], seed) for seed in seeds]
+    ours, theirs = (torch.stack(each).double().mean().item() for each in zip(*standing, strict=True))
+    print(f"{attack} {threats[norm]}: ours {ours:.4f}, theirs {theirs:.4f}")
+    assert 0.05 < theirs < 0.95
+    assert ours <= theirs + 0.005

@@ -2,7 +2,8 @@
 
 A bump is a square of two halves of opposite signs, one above or beside the other. A half is a pile of
 rectangles around its middle, the k-th of which adds 1 / k^2. The change x' - x as a whole is stretched to
-norm eps before the box cuts it.
+norm eps before the box cuts it. Bumps spare the last row and column, as in the authors' code: there they are
+wasted where the edges of images say little (MNIST: a point less is found with them).
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def moved(x: Tensor, x_best: Tensor, windows: Windows, eps: float, bits: Tensor)
     that energy; the second becomes 0. Of `bits` [B, 5 + C], 64 random ones each, the first four are for the
     places, then come the pose and the signs.
     """
-    first, second = (windows.places(bits[:, i : i + 2], x) for i in (0, 2))
+    first, second = (windows.places(bits[:, i : i + 2], x, last=False) for i in (0, 2))
     delta = x_best - x
     old = delta * windows.mask(first, x)
     rest = delta.sub_(old)

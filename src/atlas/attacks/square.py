@@ -47,7 +47,8 @@ class Square(Attack[SquareState]):
     A square covers the share `p` of the image, halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
     8000 steps whatever `queries` is, as in AutoAttack; the first publication stretches this to its budget.
     Each example draws its own squares, as in that publication; AutoAttack draws one for the whole batch.
-    They may lie anywhere in the image, as the publication says; both codes spare the last row and column.
+    In L-inf they may lie anywhere in the image, as the publication says; both codes spare the last row and
+    column, and so cannot move every pixel of it at will.
 
     The loss is the margin max_{i != y} f_i - f_y, as there, or cross-entropy. The model is asked at
     1 + `queries` points, of which the start is one, and only for its answers.

@@ -17,9 +17,14 @@ class Windows:
     which: Tensor
     """int64 [B]."""
 
-    def places(self, bits: Tensor, x: Tensor) -> Tensor:
-        """First rows and columns, any that the images x [B, C, H, W] have room for, of random bits [B, 2]."""
+    def places(self, bits: Tensor, x: Tensor, *, last: bool = True) -> Tensor:
+        """First rows and columns, any that the images x [B, C, H, W] have room for, of random bits [B, 2].
+
+        Without `last`, not the last of them where there are others.
+        """
         room = _rooms(self.sides, x.shape[2], x.shape[3], x.device)[self.which]
+        if not last:
+            room = (room - 1).clamp_min_(1)
         return (bits >> 40).bitwise_and_((1 << 24) - 1).mul_(room) >> 24
 
     def mask(self, places: Tensor, x: Tensor) -> Tensor:

@@ -122,6 +122,10 @@ def test_squares_lie_anywhere_with_fair_signs() -> None:
     expected = count / 15
     assert seen.shape == (15,)
     assert (seen - expected).square().sum() / expected < 50  # chi-square with 14 degrees of freedom
+    fewer = windows.places(Rng.batch(count).bits((2,)), x, last=False)
+    assert fewer.amax(0).tolist() == [height - side - 1, width - side - 1]
+    whole = Windows((width,), torch.zeros(count, dtype=torch.int64))
+    assert whole.places(Rng.batch(count).bits((2,)), x, last=False)[:, 1].eq(0).all(), "there is no other"
     steps = torch.full((count,), 10**6)
     moved = candidates(started(x, Linf(0.1), steps), Linf(0.1)) - x
     up = ((moved - 0.1).abs().flatten(2).amin(2) < 1e-9).double()
@@ -203,7 +207,9 @@ def test_bumps_are_those_of_a_plain_loop() -> None:
     sides = [side + (side + 1) % 2 if side > 2 else 3 for side in SCHEDULE.values()]
     for lane, side in enumerate(sides):
         windows = Windows((side,), torch.zeros(1, dtype=torch.int64))
-        first, second = (windows.places(bits[lane : lane + 1, i : i + 2], x)[0].numpy() for i in (0, 2))
+        first, second = (
+            windows.places(bits[lane : lane + 1, i : i + 2], x, last=False)[0].numpy() for i in (0, 2)
+        )
         new = bump(side).T if bits[lane, 4] < 0 else bump(side)
         signs = np.where(bits[lane, 5:].numpy() < 0, 1, -1)
         delta = (state.x_best - x)[lane].numpy()
@@ -299,10 +305,13 @@ def test_linf_reaches_the_worst_case_of_a_linear_model(loss: Any) -> None:
 
 
 def test_l2_comes_near_the_worst_case_of_a_linear_model() -> None:
-    """Where the box is far, the gain is at most eps ||s||. Bumps of 3 x 3 pixels get two thirds of it and
-    more, where a random change of that length gets a sixth."""
+    """Where the box is far, the gain is at most eps ||s||. Bumps of 3 x 3 pixels get half of it and
+    more, where a random change of that length gets a fifth. The last row and column, which they spare, have
+    no slope here."""
     shape, eps = (1, 6, 6), 0.3
     model, slope = linear(shape, 5)
+    for weights in (model[1].weight.data.view(2, 6, 6), slope.view(6, 6)):  # type: ignore[index]
+        weights[..., -1], weights[..., -1, :] = 0, 0
     x = grey(20, shape)
     state, attack = Square().start(model, fresh(x), L2(eps)), Square()
     for _ in range(1500):
@@ -310,4 +319,4 @@ def test_l2_comes_near_the_worst_case_of_a_linear_model() -> None:
     gain = (state.x_best - x).flatten(1) @ slope.double()
     bound = eps * slope.norm().item()
     assert gain.max() <= bound + 1e-9
-    assert gain.min() >= 2 / 3 * bound
+    assert gain.min() >= bound / 2
