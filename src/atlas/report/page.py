@@ -66,6 +66,7 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             comparisons=found,
             verdict=verdict(found[0]) if found else None,
             groups=groups,
+            studied=set(studies),
             per_class=classes.of_comparison(found[0]) if found and not groups else None,
             training=_training([run for run in runs if run.epochs], colours),
             flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
@@ -119,7 +120,7 @@ def _keys(runs: Sequence[Run], found: Sequence[Comparison]) -> dict[str, int]:
 
 
 def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: Mapping[str, int]) -> Group:
-    first = next(iter(studies.values()))
+    first, sound = next(iter(studies.values())), charted.valid(studies)
     threat = {"name": type(first.threat).__name__.lower(), "eps": first.threat.eps}
     evaluated = [c for c in found if {e.run.name for e in c.entries} >= set(studies)]
     return Group(
@@ -129,9 +130,9 @@ def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: M
         studies=studies,
         by_radius=charted.radius_chart(studies, colours),
         by_steps=charted.steps_chart(studies, colours),
-        exhibits=gallery(studies),
+        exhibits=gallery(sound) if sound else [],
         by_class=classes.of_comparison(evaluated[0]) if evaluated else classes.of_studies(studies),
-        confusions=[classes.confusion(name, study) for name, study in charted.valid(studies).items()],
+        confusions=[classes.confusion(name, study) for name, study in sound.items()],
     )
 
 

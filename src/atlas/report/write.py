@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from atlas import data
@@ -29,8 +30,14 @@ def studied(
             name = run.config.data
             if name not in images:
                 images[name] = _test_images(name, root)
-            found[run.name] = study(run, images[name], settings, display)
+            found[run.name] = _doubted(study(run, images[name], settings, display), run)
     return found
+
+
+def _doubted(made: Study, run: Run) -> Study:
+    """With the fatal flags of the run's evaluations, which saw more than a quick look does."""
+    fatal = [flag for report in run.evaluations.values() for flag in report.flags if flag.fatal]
+    return replace(made, flags=tuple(dict.fromkeys([*made.flags, *fatal])))
 
 
 def _test_images(name: str, root: Path | None) -> Images:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas.evaluation import Flag
 from atlas.report import charts, page
 from atlas.report.collect import Run, collect
 from atlas.report.study import Settings, Study
@@ -74,6 +75,24 @@ def test_the_policy_lets_only_this_style_and_script_run(nasty: tuple[list[Run], 
 
 def test_the_same_runs_give_the_same_page(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     assert page.render(*nasty, command="x") == page.render(*nasty, command="x")
+
+
+def test_what_an_evaluation_calls_invalid_has_no_curve_either(two_runs: list[Path]) -> None:
+    runs = collect(two_runs)
+    report = runs[0].evaluations["quick-0"]
+    flag = Flag("not-uphill", True, "a gradient that leads nowhere")
+    runs[0] = replace(runs[0], evaluations={"quick-0": replace(report, flags=[flag])})
+    studies = studied(runs, Settings(n=40), progress=False)
+    assert studies["first"].reasons == ("not-uphill",)
+    text = page.render(runs, studies, command="x")
+    assert "first: invalid (not-uphill): left out of curves, gallery and answers" in text
+    assert text.count("first: ε") == 0
+    assert text.count("second: ε") > 3
+    assert "after the attack on second" in text
+    assert "after the attack on first" not in text
+    flagged = {name: replace(each, flags=(flag,)) for name, each in studies.items()}
+    assert "<img" not in page.render(runs, flagged, command="x")
+    assert text.count("a gradient that leads nowhere") == 1
 
 
 def test_without_attacks_the_page_says_what_is_left_out(nasty: tuple[list[Run], dict[str, Study]]) -> None:
