@@ -165,6 +165,11 @@ def _latex(cell: Cell) -> str:
 
 
 def _csv(cell: Cell, wide: bool) -> list[str]:
-    shown = escape.csv(cell.text) if cell.value is None else repr(float(cell.value))
-    ends = [repr(float(end)) for end in cell.interval] if cell.interval else ["", ""]
+    shown = escape.csv(cell.text) if cell.value is None else _number(cell.value)
+    ends = [_number(end) for end in cell.interval] if cell.interval else ["", ""]
     return [shown, *ends] if wide else [shown]
+
+
+def _number(value: float) -> str:
+    """All its digits; numpy's numbers would write their type too."""
+    return str(value) if isinstance(value, int) else repr(float(value))

@@ -67,6 +67,7 @@ def test_csv_is_numbers_with_the_ends_of_their_intervals() -> None:
     assert float(rows[0]["PGD-20"]) == 90
     assert float(rows[0]["PGD-20 low"]) == pytest.approx(82.563, abs=1e-3)  # Wilson, by hand
     assert rows[0]["seconds"] == "-3.25"
+    assert Table.of("t", ["n"], [[Cell.number(1000, "{:d}")]]).csv() == "n\r\n1000\r\n"
     assert rows[2]["PGD-20"] == "invalid (random)"
     assert rows[2]["PGD-20 high"] == ""
 
