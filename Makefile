@@ -17,7 +17,7 @@ help: ## what can be made (this text)
 	@echo
 	@echo "Another Python: make demo PYTHON=python3.12 (3.11 or later; remove $(VENV) first to change it)."
 
-demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, print the table
+demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, write a report
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/atlas demo
 
 test: lint ## everything that has to hold: style, types, all tests but the slow ones

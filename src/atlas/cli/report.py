@@ -16,7 +16,7 @@ from atlas.errors import unknown
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, such as runs/demo/demo-*.")
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs, such as runs/demo/demo-*.")
     ],
     out: Annotated[
         Path | None,
