@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
+from rich.table import Table
 
 from atlas.cli.console import console
-from atlas.errors import Interrupted, choose
+from atlas.errors import Interrupted, UsageError, choose
 from atlas.reproduce.artefacts import ARTEFACTS
-from atlas.reproduce.findings import gather
+from atlas.reproduce.cost import Costs
+from atlas.reproduce.findings import Findings, gather
 from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order
+from atlas.reproduce.outlook import Job, outlook
+from atlas.reproduce.probe import Probe
 from atlas.reproduce.scales import SCALES
 from atlas.reproduce.workspace import Workspace
 from atlas.reproduce.write import write
 
+WORKSPACE = Path("runs/reproduce")
+HOUR = 3600.0
+
 
 def reproduce(
-    artefact: Annotated[
-        str | None, typer.Argument(help="A table or figure of the paper: see --list.")
-    ] = None,
+    artefact: Annotated[str | None, typer.Argument(help="A table or figure of the paper: --list.")] = None,
     scale: Annotated[
         str,
         typer.Option(help="paper: to the letter; cpu: a network and images for two cores; smoke: seconds."),
@@ -32,26 +37,20 @@ def reproduce(
         list[str] | None,
         typer.Option(help="Only these rows, by key or pattern, with commas between or again for more."),
     ] = None,
-    network: Annotated[
-        str, typer.Option(help="Of MNIST's rows: cnn or cnn-small; default: the scale's.")
-    ] = "",
+    network: Annotated[str, typer.Option(help="Of MNIST's rows: cnn or cnn-small; default: by scale.")] = "",
     version: Annotated[
         str, typer.Option(help="Of MNIST's rows: written (the paper's settings) or tuned.")
     ] = "written",
-    workspace: Annotated[Path, typer.Option(help="Where runs, evaluations and results go.")] = Path(
-        "runs/reproduce"
-    ),
+    workspace: Annotated[Path, typer.Option(help="Where runs, evaluations and results go.")] = WORKSPACE,
     runs: Annotated[
         list[Path] | None,
-        typer.Option(help="A folder where finished runs may lie; read only; again for more."),
+        typer.Option(help="A folder where finished runs may lie; only read; again for more."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The artefact's folder; default: in the workspace.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The artefact's folder; default: in workspace.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List all artefacts and what they cost.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Show the runs, how far each is, and what is left.")] = False,
     finished: Annotated[
-        bool, typer.Option(help="Train and attack nothing: write the artefact from what is finished.")
+        bool, typer.Option("--finished", help="Run nothing: write the artefact from what is finished.")
     ] = False,
     attack_dtype: Annotated[
         str, typer.Option(help="float32, or bfloat16: search faster, verify in float32.")
@@ -70,8 +69,17 @@ def reproduce(
     same command goes on where it was.
     """
     place = Workspace(workspace, tuple(runs or ()))
+    probe = Probe(workspace / "probe.json", device, _say)
+    if show_list:
+        _list(place, probe)
+        return
+    if artefact is None:
+        raise UsageError("ARTEFACT is missing: a table or figure of the paper; --list shows all")
+    for other in place.others:
+        if not other.is_dir():
+            raise UsageError(f"--runs {other}: there is no such folder")
     order = Order(
-        choose("artefact", artefact or "", ARTEFACTS),
+        choose("artefact", artefact, ARTEFACTS),
         choose("scale", scale, {name: name for name in SCALES}),
         place.data,
         network,
@@ -80,25 +88,86 @@ def reproduce(
         tuple(key.strip() for part in rows or () for key in part.split(",") if key.strip()),
         attack_dtype,
     )
-    lab = Lab(place, root, device, say=_say)
+    lab = Lab(place, root, device, _say)
+    if dry_run:
+        _outlook(outlook(order, lab, probe))
+        return
+    go_on = _go_on(order, workspace, runs or [], out, device, root)
     folder = out or place.results(order.name)
     try:
         if not finished:
             lab.work(order)
     except Interrupted:
-        _write(order, lab, folder)
+        _write(order, lab, folder, go_on)
         raise
-    _write(order, lab, folder)
+    _write(order, lab, folder, go_on)
 
 
-def _write(order: Order, lab: Lab, folder: Path) -> None:
+def _go_on(
+    order: Order, workspace: Path, runs: list[Path], out: Path | None, device: str | None, root: Path | None
+) -> str:
+    """The command that continues, with where things lie."""
+    places = {"--workspace": None if workspace == WORKSPACE else workspace, "--out": out, "--root": root}
+    options: dict[str, object] = {**places, "--device": device}
+    words = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None]
+    return " ".join([order.command, *(f"--runs {shlex.quote(str(folder))}" for folder in runs), *words])
+
+
+def _write(order: Order, lab: Lab, folder: Path, go_on: str) -> None:
     findings = gather(order, lab)
     paths = write(findings, folder)
-    console.print(Markdown((folder / f"{order.artefact.name}.md").read_text()))
+    _print(findings)
     for path in paths:
         _say(f"  {path}")
     if findings.missing:
-        _say(f"Not complete. To go on: {order.command}")
+        _say(f"missing: {'; '.join(findings.missing)}")
+        _say(f"to go on: {go_on}")
+
+
+def _print(findings: Findings) -> None:
+    """Every number in a line of its own, which any terminal is wide enough for."""
+    table = Table("", "", "paper", "ours [95% interval]", "difference", "n", box=None, pad_edge=False)
+    for row in findings.rows:
+        for k, column in enumerate(findings.order.artefact.columns_of(row)):
+            value = findings.value(row, column)
+            cell, n = value.cell(), "" if value.n is None else f"{value.n:,}"
+            ours = f"{cell.text} {cell.bounds}".strip()
+            name = findings.name(row) if k == 0 else ""
+            table.add_row(name, column, value.paper_cell().text, ours, value.difference_cell().text, n)
+        table.add_section()
+    console.print(table)
+
+
+def _list(place: Workspace, probe: Probe) -> None:
+    """All artefacts, with the hours of each scale from nothing, and one seed."""
+    table = Table("artefact", "of", "what", *SCALES, box=None, pad_edge=False)
+    for artefact in ARTEFACTS.values():
+        costs = [Costs(Order(artefact, scale, place.data), probe).whole() for scale in SCALES]
+        table.add_row(artefact.name, artefact.of, artefact.about, *(_hours(cost) for cost in costs))
+    console.print(table)
+    _say(
+        "The last columns are hours on this machine at each scale, from nothing and for one seed: estimates, "
+        f"from the times of single steps ({probe.path}). Artefacts share runs: all cost less than their sum."
+    )
+
+
+def _outlook(jobs: list[Job]) -> None:
+    heads = ("run", "preset", "state", "left", "attacks done", "attacks left", "left")
+    table = Table(*heads, box=None, pad_edge=False)
+    for job in jobs:
+        state = f"{job.state}, {job.epochs} epochs" if job.epochs else job.state
+        done, left = ", ".join(job.done), ", ".join(job.left)
+        table.add_row(job.what, job.run.name, state, _hours(job.training), done, left, _hours(job.attacks))
+    console.print(table)
+    total = sum(job.training + job.attacks for job in jobs)
+    _say(f"{_hours(total)} left in all on this machine: an estimate, from the times of single steps")
+
+
+def _hours(seconds: float) -> str:
+    """With two digits; below a tenth of an hour in seconds."""
+    if seconds < HOUR / 10:
+        return f"{seconds:.0f} s"
+    return f"{seconds / HOUR:.2g} h" if seconds < 10 * HOUR else f"{seconds / HOUR:,.0f} h"
 
 
 def _say(text: str) -> None:

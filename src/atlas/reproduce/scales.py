@@ -90,16 +90,17 @@ def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
         return Setting(f"{task}-", words, images={"RayS": 1000}, random=("RayS",))
     if scale == "cpu":
         words = (
-            "WRN-10-1 on the first 11,000 training images (1,000 of them for validation), 40 epochs at most; "
-            "the paper has WRN-28-8 and 50,000 images"
+            "WRN-10-1 on the first 6,000 training images (1,000 of them for validation), 30 epochs at most, "
+            "eps growing over 10; the paper has WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
         )
         changes = {
-            "data": f"{task}:11000",
+            "data": f"{task}:6000",
             "model": "wrn-10-1",
             "training.validation.size": 1000,
-            "training.schedule.epochs": 40,
+            "training.schedule.epochs": 30,
+            "training.schedule.ramp_epochs": 10,
         }
-        return Setting(f"{task}-", words, changes, {"": 500, "AutoAttack": 200, "RayS": 100})
+        return Setting(f"{task}-", words, changes, {"": 500, "PGD-20": 1000, "AutoAttack": 200, "RayS": 50})
     words = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs: a test of the machinery, no result"
     data = str(smoke_data / f"{task}-smoke.npz")
     changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}

@@ -87,7 +87,7 @@ def summary(findings: Findings) -> Table | None:
         lines.append([row.label, *(Cell(f"{share:.1f}", share) for share in shares)])
     notes = (
         f"In % of {found.own.losses.shape[1]} test images. A line goes through x along the signs of the "
-        f"margin's gradient at x, from -eps to eps. The upper panels show test image {found.shown}, the first "
+        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, the first "
         f"whose adversarial points become fewer and then vanish; {found.like_it} are so.",
     )
     return Table.of(title(findings), heads, lines, notes=notes)
