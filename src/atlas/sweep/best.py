@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atlas.config import Table, merge
+from atlas.errors import UsageError
 from atlas.training import RunConfig
 
 
@@ -18,15 +19,20 @@ def as_toml(config: RunConfig, name: str, preset: Table, comment: str) -> str:
     """
     lines = _changes(RunConfig.of(preset).table(), config.table())
     text = f"# {comment}\nextends = {_value(name)}\n\n" + "\n".join(lines) + "\n"
-    # A file of one's own cannot be extended; and a table given anew may lack keys that the base has.
-    extends = not name.endswith(".toml") and RunConfig.of(merge(preset, _read(text))) == config
-    return text if extends else f"# {comment}\n" + "\n".join(_changes({}, config.table())) + "\n"
+    # A file of one's own cannot be extended.
+    if not name.endswith(".toml") and _gives(config, preset, text):
+        return text
+    return f"# {comment}\n" + "\n".join(_changes({}, config.table())) + "\n"
 
 
-def _read(text: str) -> Table:
-    table = tomllib.loads(text)
-    del table["extends"]
-    return table
+def _gives(config: RunConfig, preset: Table, text: str) -> bool:
+    """Whether the text on top of the preset is the configuration; a table given anew may lack its keys."""
+    changes = tomllib.loads(text)
+    del changes["extends"]
+    try:
+        return RunConfig.of(merge(preset, changes)) == config
+    except UsageError:
+        return False
 
 
 def _changes(base: Mapping[str, Any], table: Mapping[str, Any], where: str = "") -> list[str]:
