@@ -31,6 +31,10 @@ class FoldedConv(nn.Conv2d):
     is a third of all that an attack does. There is no gradient for the weights.
     """
 
+    def _get_name(self) -> str:
+        """As before: a model that stands still is described, and known by that, as ever."""
+        return nn.Conv2d.__name__
+
     def forward(self, x: Tensor) -> Tensor:
         apply: Any = _Folded.apply
         return apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]

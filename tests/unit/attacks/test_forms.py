@@ -13,6 +13,7 @@ from atlas.attacks.forms import averaged, searched
 from atlas.attacks.frozen import frozen
 from atlas.errors import UsageError
 from atlas.models import build
+from atlas.models.source import fingerprint
 
 
 def logits_and_gradient(model: object, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,8 +36,10 @@ def test_the_folded_gradient_is_the_gradient(
     ).double()
     x = torch.rand(5, 1, 9, 11, dtype=torch.float64)
     expected = logits_and_gradient(model, x)
+    known = fingerprint(model)
     with frozen(model):
         assert isinstance(model[0], FoldedConv)
+        assert fingerprint(model) == known
         with frozen(model):
             got = logits_and_gradient(model, x)
         assert isinstance(model[0], FoldedConv)
