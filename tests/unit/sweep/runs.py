@@ -46,6 +46,7 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
         return SimpleNamespace(best_robust=max(r["val_robust"] for r in records), model=None)
 
     monkeypatch.setattr("atlas.sweep.trial.train", train)
+    monkeypatch.setattr("atlas.sweep.trial.held_out", lambda config, root: range(100))
     if not drawn:
         monkeypatch.setattr("atlas.sweep.files.draw", lambda *arguments: None)
     return trained
