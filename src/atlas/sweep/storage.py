@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import optuna
 from optuna.exceptions import ExperimentalWarning, StorageInternalError
@@ -52,8 +52,9 @@ def open_storage(url: str | None, folder: Path) -> RDBStorage:
     """The storage at this URL, or the file `study.db` of the folder."""
     if url is None:
         with waited_for(folder):
-            return _open(f"sqlite:///{folder / 'study.db'}", {"connect_args": {"timeout": 60}})
+            return _open(f"sqlite:///{quote(str(folder))}/study.db", {"connect_args": {"timeout": 60}})
     scheme, _, rest = url.partition("://")
+    rest = rest.replace("{", "%7B").replace("}", "%7D")  # Optuna takes braces for a place to fill in
     server = f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True}
     try:
         return _open(*server)

@@ -37,6 +37,13 @@ def test_a_server_that_is_not_there_is_said_without_the_password(
     assert "127.0.0.1" in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%41b", "a{x}b", "ä"])
+def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
+    storage.open_storage(None, tmp_path / name)
+    assert (tmp_path / name / "study.db").exists()
+    assert len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"not a database" * 100)
     with pytest.raises(storage.StorageError, match="file is not a database"):
