@@ -59,15 +59,17 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
     if claim.deaths >= DEATHS:
         return Outcome.of(FAILED, *about, note=f"{claim.deaths} workers died at it")
     check()
+    follower = _Follower(claim.trial, config.training.schedule.ramp_epochs, check)
     try:
         result = train(
             config,
             folder,
             data_root=place.root,
             device=place.device,
-            each_epoch=_Follower(claim.trial, config.training.schedule.ramp_epochs, check),
+            each_epoch=follower,
             progress=place.progress,
         )
+        follower.report(result.epochs)
         check()
         value = result.best_robust
         if sweep.score is not None:
@@ -91,10 +93,14 @@ class _Follower:
         self.trial, self.first, self.check = trial, max(ramp_epochs - 1, 0), check
         self.reported = 0
 
-    def __call__(self, records: Sequence[Record]) -> None:
+    def report(self, records: Sequence[Record]) -> None:
+        """Those that have not been reported: all of them, where another worker began the run."""
         for record in records[max(self.reported, self.first) :]:
             self.trial.report(record["val_robust"], record["epoch"] - self.first)
         self.reported = len(records)
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        self.report(records)
         if len(records) > self.first and self.trial.should_prune():
             raise Pruned(f"behind the median after epoch {len(records)}")
         self.check()

@@ -43,7 +43,8 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
             records.append({**record, "best": is_best, "collapse": fell})
             place.metrics.write_text("".join(json.dumps(r) + "\n" for r in records))
             each_epoch(records)
-        return SimpleNamespace(best_robust=max(r["val_robust"] for r in records), model=None)
+        best = max(r["val_robust"] for r in records)
+        return SimpleNamespace(best_robust=best, model=None, epochs=records)
 
     monkeypatch.setattr("atlas.sweep.trial.train", train)
     monkeypatch.setattr("atlas.sweep.trial.held_out", lambda config, root: range(100))

@@ -89,10 +89,16 @@ def test_a_trial_that_gave_no_sign_of_life_for_long_is_taken_up(
 ) -> None:
     monkeypatch.setattr("atlas.sweep.storage.GRACE_SECONDS", 1)
     monkeypatch.setattr("atlas.sweep.storage.BEAT_SECONDS", 1)
+    monkeypatch.setattr("atlas.sweep.queue.BEAT_SECONDS", 0.2)
     one, other = queue(tmp_path / "a/s", tmp_path / "db"), queue(tmp_path / "b/s", tmp_path / "db")
     with one.next() as a:
         assert a
+        time.sleep(2.5)
+        with other.next() as b:
+            assert b
+            assert (a.slot, b.slot) == (0, 1), "it gave signs of life"
     time.sleep(2.5)
-    with other.next() as b:
-        assert b
-        assert (a.slot, b.slot) == (0, 0)
+    with other.next() as c, other.next() as d:
+        assert c
+        assert d
+        assert (c.slot, d.slot) == (0, 1)

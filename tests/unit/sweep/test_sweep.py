@@ -177,6 +177,24 @@ def test_a_trial_that_kills_every_worker_is_given_up(monkeypatch: pytest.MonkeyP
     assert found[0].outcome.note == "5 workers died at it"
 
 
+def test_a_trial_that_was_given_to_another_worker_is_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after ten minutes in which this worker was stopped and shared no folder with the others."""
+
+    def curve(config: RunConfig) -> list[float]:
+        study = optuna.load_study(study_name="s", storage=f"sqlite:///{tmp_path / 's/study.db'}")
+        if len(study.trials) == 1:
+            study.tell(0, state=optuna.trial.TrialState.FAIL)
+        return [0.5] * EPOCHS
+
+    trained = fake_training(monkeypatch, curve)
+    found, said = run(small_sweep(grid=["method.alpha=1e-6"]), tmp_path / "s")
+    assert [row.outcome.state for row in found] == ["done"]
+    assert len(trained) == 2
+    assert any("was given to another worker" in text for text in said)
+
+
 def test_a_study_of_another_space_is_refused_with_what_differs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
