@@ -98,15 +98,14 @@ class Worker:
 
     def _standing(self) -> str:
         found = rows(self.queue.trials())
-        top = best(found)
-        so_far = f"{len(found)} of {self.queue.total} trials ended"
-        if top is None:
-            return so_far
-        left = sum(row.outcome.seconds for row in found) / len(found) * (self.queue.total - len(found))
-        return (
-            f"{so_far}, about {left / 60:.0f} minutes of work left; best so far: trial {top.slot + 1} with "
-            f"{top.outcome.score:.2%}"
-        )
+        top, left = best(found), self.queue.total - len(found)
+        parts = [f"{len(found)} of {self.queue.total} trials ended"]
+        if left > 0:
+            minutes = left * sum(row.outcome.seconds for row in found) / len(found) / 60
+            parts.append(f"about {minutes:.1f} minutes of work left")
+        if top is not None:
+            parts.append(f"best so far: trial {top.slot + 1} with {top.outcome.score:.2%}")
+        return ", ".join(parts)
 
 
 def _words(values: dict[str, object]) -> str:
