@@ -73,7 +73,7 @@ class Panel:
             ax.plot([place], [100 * score], **BEST)
         ax.set_xlabel(plots.label(names(sweep.space)[self.key]))
         ax.set_title(plots.label(self.title))
-        _scale(ax, values, places)
+        _scale(ax, values, places, log=getattr(sweep.space[self.key], "log", False))
         if self.lines:
             ax.set_xticks(sorted(set(places)), [plots.label(short(value)) for value in _distinct(values)])
             ax.minorticks_off()
@@ -133,10 +133,10 @@ def _places(values: Sequence[Any]) -> list[float]:
     return [float(order.index(value)) for value in values]
 
 
-def _scale(ax: Axes, values: Sequence[Any], places: Sequence[float]) -> None:
+def _scale(ax: Axes, values: Sequence[Any], places: Sequence[float], log: bool) -> None:
     if not _numeric(values):
         order = _distinct(values)
         ax.set_xticks(range(len(order)), [plots.label(str(value)) for value in order])
         ax.set_xlim(-0.5, len(order) - 0.5)
-    elif min(places) > 0 and max(places) >= 10 * min(places):
+    elif log or (min(places) > 0 and max(places) >= 10 * min(places)):
         ax.set_xscale("log")
