@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +14,13 @@ from rich.table import Table
 
 from atlas.cli.console import console
 from atlas.config import override
-from atlas.errors import UsageError
+from atlas.errors import AtlasError, UsageError
 from atlas.models import MODELS
 from atlas.reproduce import preset
-from atlas.training import RunConfig, load_config
+from atlas.training import Ranks, RunConfig, connected, load_config
 from atlas.training import train as run_training
+from atlas.training.contact import rank, size, started
+from atlas.training.launch import launch
 
 
 def train(
@@ -41,6 +46,9 @@ def train(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Share each batch among this many processes of this machine.")
+    ] = 1,
     allow_changes: Annotated[bool, typer.Option(help="Resume although settings differ.")] = False,
 ) -> None:
     """Train a robust classifier.
@@ -49,6 +57,7 @@ def train(
     - `atlas train mnist-quick-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
     - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-quick-atlas-1"`
     - `atlas train --resume runs/mine` : after a crash or Ctrl-C, to the same bits as if it had never stopped
+    - `torchrun --nproc-per-node 8 -m atlas train cifar10-atlas-1` : on 8 GPUs; the same again goes on
     """
     if (what is None) == (resume is None):
         raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
@@ -57,23 +66,46 @@ def train(
     if what is not None:
         name, table = preset.load_preset(what)
         folder = out or Path("runs") / name
-        if (folder / "config.json").exists():
-            raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
     else:
         assert resume is not None
         folder, table = resume, load_config(resume).table()
     for key, value in _changes(settings, seed, on_collapse):
         table = override(table, key, value)
     config = RunConfig.of(table)
-    console.print(f"writing to {folder}", markup=False, highlight=False)
-    result = run_training(config, folder, data_root=root, device=device, allow_changes=allow_changes)
-    console.print(
-        f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-        f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    if started():
+        if processes not in (1, size()):
+            raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
+    elif what is not None and (folder / "config.json").exists():
+        raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
+    elif processes > 1:
+        raise typer.Exit(launch(sys.argv[1:], processes))
+    with _one_voice(), connected() as ranks:
+        _train(config, folder, ranks, data_root=root, device=device, allow_changes=allow_changes)
+
+
+def _train(config: RunConfig, folder: Path, ranks: Ranks, **options: Any) -> None:
+    if ranks.first:
+        console.print(f"writing to {folder}", markup=False, highlight=False)
+    result = run_training(config, folder, ranks=ranks, **options)
+    if ranks.first:
+        console.print(
+            f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
+            f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Errors reach all processes that train together; the first says what they are."""
+    try:
+        yield
+    except AtlasError as error:
+        if rank():
+            raise typer.Exit(error.exit_code) from error
+        raise
 
 
 def _changes(settings: list[str] | None, seed: int | None, on_collapse: str | None) -> list[tuple[str, Any]]:

@@ -1,17 +1,22 @@
 """Training: `fit` for anybody's model and data, `train` for a configuration."""
 
-from atlas.training.fit import Result, fit
+from atlas.training.contact import connected
+from atlas.training.fit import fit
+from atlas.training.keeper import Result
+from atlas.training.ranks import Ranks
 from atlas.training.run import RunConfig, load_config, load_model, train
 from atlas.training.schedule import Schedule
 from atlas.training.settings import Optimizer, Training, Validation
 
 __all__ = [
     "Optimizer",
+    "Ranks",
     "Result",
     "RunConfig",
     "Schedule",
     "Training",
     "Validation",
+    "connected",
     "fit",
     "load_config",
     "load_model",

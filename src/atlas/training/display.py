@@ -20,9 +20,13 @@ from atlas.training.log import Record
 
 
 class Display:
-    """Two bars: the whole run (for a guided schedule its longest course) and the work at hand."""
+    """Two bars: the whole run (for a guided schedule its longest course) and the work at hand.
 
-    def __init__(self, title: str, epochs: int, *, shown: bool) -> None:
+    Of several processes that train together the first speaks.
+    """
+
+    def __init__(self, title: str, epochs: int, *, shown: bool, first: bool = True) -> None:
+        shown, self.first = shown and first, first
         self.console = Console(stderr=True, quiet=not shown)
         self.live = shown and self.console.is_terminal
         self.bars = Progress(
@@ -63,7 +67,7 @@ class Display:
 
     def warn(self, text: str) -> None:
         """What nobody should miss: as a warning of Python's where nothing is shown."""
-        if self.console.quiet:
+        if self.console.quiet and self.first:
             warnings.warn(text, stacklevel=2)
         self.say(text, style="bold red")
 

@@ -6,10 +6,8 @@ All randomness is a function of (seed, example, epoch), so a run that was killed
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +18,17 @@ from atlas.attacks import frozen
 from atlas.config import table_of
 from atlas.data import Images, as_images, split
 from atlas.disk import locked
-from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
+from atlas.errors import DataError, NumericError, UsageError
 from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
+from atlas.training.keeper import Keeper, Result
 from atlas.training.log import Log, Record
+from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
 from atlas.training.trainer import Trainer
-
-
-@dataclass(frozen=True)
-class Result:
-    """What `fit` gives back. The model has the weights of the best epoch."""
-
-    model: nn.Module
-    best_epoch: int
-    best_robust: float
-    epochs: list[Record]
-    """The record of each epoch, as in `metrics.jsonl`."""
-    ended: str
-    """Why training ended."""
-    seconds: float
-    """Time spent in epochs, over all starts of the run."""
-    folder: Path | None
 
 
 def fit(
@@ -62,6 +46,7 @@ def fit(
     allow_changes: bool = False,
     each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
+    ranks: Ranks = Ranks(),
 ) -> Result:
     """Train `model` in place and return it with the weights of its best epoch.
 
@@ -70,18 +55,21 @@ def fit(
     written there, and a run that is found there goes on where it was; `config` (by default the method,
     threat and training) is what must then be the same, and `about` is written into the weights.
     `each_epoch` is called after every epoch, once it is saved, with the records of all epochs so far; what
-    it raises ends the run, which can go on later.
+    it raises ends the run, which can go on later. `ranks` are the processes that train this model together
+    (`with connected() as ranks:`, under torchrun): the first of them alone writes, speaks and calls
+    `each_epoch`.
     """
     images, held_out = _sets(train_set, validation_set, training)
+    _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
     _try(model, images)
-    place = RunFolder(Path(folder)) if folder is not None else None
+    place = RunFolder(Path(folder)) if folder is not None and ranks.first else None
     title = place.path.name if place else "training"
     with (
         locked(place.path) if place else nullcontext(),
-        caught_signals() if place else nullcontext(Requests()) as requests,
+        caught_signals() if folder is not None else nullcontext(Requests()) as requests,
         torch.random.fork_rng(),
-        Display(title, training.schedule.epochs, shown=progress) as display,
+        Display(title, training.schedule.epochs, shown=progress, first=ranks.first) as display,
         Log(place) as log,
     ):
         torch.manual_seed(training.seed)  # for dropout; all else has streams of its own
@@ -89,13 +77,30 @@ def fit(
         table = config or {name: table_of(part, REGISTRIES) for name, part in parts.items()}
         if place:
             place.check_config(table, allow_changes)
-        trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests)
+        _start_alike(model, ranks)
+        trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests, ranks)
         seen = {"data": images.fingerprint(), "validation": held_out.fingerprint()}
-        keeper = _Keeper(trainer, place, {**(about or {}), **seen})
+        keeper = Keeper(trainer, place, {**(about or {}), **seen})
         keeper.restore()
         if place:
             place.write_config(table)
-        return keeper.to_the_end(each_epoch)
+        return keeper.to_the_end(each_epoch if ranks.first else lambda records: None)
+
+
+def _check_shares(ranks: Ranks, training: Training, held_out: Images) -> None:
+    if ranks.size > 1 and not (training.batch_size >= 2 * ranks.size and len(held_out) >= ranks.size):
+        raise UsageError(
+            f"{ranks.size} processes share batches of {training.batch_size} and {len(held_out)} validation "
+            f"images; wanted batches of {2 * ranks.size} or more and an image to validate each: start fewer"
+        )
+
+
+def _start_alike(model: nn.Module, ranks: Ranks) -> None:
+    """Give all ranks the first one's weights, however their models were made."""
+    if ranks.size > 1:
+        state = ranks.from_first((model.state_dict(), {}))
+        assert state is not None
+        model.load_state_dict(state[0])
 
 
 def _sets(train_set: Any, validation_set: Any, training: Training) -> tuple[Images, Images]:
@@ -125,71 +130,3 @@ def _try(model: nn.Module, images: Images) -> None:
         raise UsageError(f"the model makes {got} of 2 images; wanted {wanted}")
     if not logits.isfinite().all():
         raise NumericError(f"the model's logits are not finite before training; wanted {wanted}")
-
-
-class _Keeper:
-    """Runs the trainer epoch by epoch and keeps its state and weights in the folder."""
-
-    def __init__(self, trainer: Trainer, folder: RunFolder | None, about: Mapping[str, Any]) -> None:
-        self.trainer, self.folder, self.about = trainer, folder, about
-        self.saved_at = time.monotonic()
-
-    def to_the_end(self, each_epoch: Callable[[Sequence[Record]], None]) -> Result:
-        trainer = self.trainer
-        while trainer.at.ended is None:
-            try:
-                trainer.train_epoch(after_step=self.save_if_due)
-                record = trainer.close_epoch(*trainer.validate())
-            except Interrupted:
-                trainer.note_time("interrupted")
-                self.save()
-                raise
-            if record["best"]:
-                self.export("best")
-            self.save()
-            each_epoch(trainer.log.epochs)
-        self.export("last")
-        trainer.learner.model.load_state_dict(trainer.learner.best)
-        return Result(
-            model=trainer.learner.model,
-            best_epoch=trainer.at.guide.best_epoch,
-            best_robust=trainer.at.guide.best,
-            epochs=trainer.log.epochs,
-            ended=trainer.at.ended,
-            seconds=trainer.log.seconds,
-            folder=self.folder.path if self.folder else None,
-        )
-
-    def export(self, which: str) -> None:
-        """The evaluated weights as a file of their own."""
-        if self.folder is not None:
-            about = {**self.about, "epoch": self.trainer.at.epoch - 1}
-            self.folder.save_weights(which, self.trainer.learner.evaluated.state_dict(), about)
-
-    def save_if_due(self) -> None:
-        if time.monotonic() - self.saved_at > 60 * self.trainer.training.checkpoint_minutes:
-            self.save()
-
-    def save(self) -> None:
-        if self.folder is not None:
-            about = {"data": self.about["data"], "validation": self.about["validation"]}
-            about |= self.trainer.state()
-            self.folder.save_state(self.trainer.learner.tensors(), about)
-        self.saved_at = time.monotonic()
-
-    def restore(self) -> None:
-        """Go on from the newest good state in the folder; without one, start."""
-        found = self.folder.load_state() if self.folder else None
-        if found is None:
-            self.trainer.log.open(0, 0)
-            return
-        tensors, about, complaints = found
-        for complaint in complaints:
-            self.trainer.display.warn(f"{complaint}; going on from the state before")
-        for which, what in {"data": "training", "validation": "validation"}.items():
-            if about.get(which) != self.about[which]:
-                raise CheckpointError(
-                    f"the {what} images are not those that this run was started with: give it the same data"
-                )
-        self.trainer.learner.load(tensors)
-        self.trainer.go_on_from(about)

@@ -9,14 +9,15 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from atlas.errors import CheckpointError
+from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
 
 
 class Learner:
     """What a step changes and a state saves."""
 
-    def __init__(self, model: nn.Module, training: Training) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, training: Training, ranks: Ranks) -> None:
+        self.model, self.ranks = model, ranks
         self.device = next(model.parameters()).device
         self.optimizer = training.optimizer.build(model.parameters())
         average = get_ema_multi_avg_fn(training.ema)  # type: ignore[no-untyped-call]
@@ -28,12 +29,14 @@ class Learner:
         """The model that is validated and kept: the average of the weights where there is one."""
         return self.ema.module if self.ema is not None else self.model
 
-    def backward(self, loss: Tensor) -> Tensor:
-        """Fresh gradients of the loss; returns their norm, a scalar."""
+    def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor:
+        """Fresh gradients of the loss, of this weight among the ranks'; returns their norm, a scalar."""
         self.optimizer.zero_grad()
         weights = [p for p in self.model.parameters() if p.requires_grad]
         # Not into x', of which the Jacobian term has made a leaf that wants a gradient too.
         loss.backward(inputs=weights)  # type: ignore[no-untyped-call]
+        self.ranks.mean_gradients(self.model, weight)
+        self.ranks.mean_buffers(self.model, weight)
         gradients = [p.grad for p in weights if p.grad is not None]
         return torch.nn.utils.get_total_norm(gradients, foreach=True)
 

@@ -16,9 +16,12 @@ from atlas.checkpoint import load_tensors
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
 from atlas.threat import Threat
-from atlas.training.fit import Result, fit
+from atlas.training.contact import local_device
+from atlas.training.fit import fit
 from atlas.training.folder import RunFolder
+from atlas.training.keeper import Result
 from atlas.training.log import Record
+from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
 
 
@@ -68,12 +71,13 @@ def train(
     allow_changes: bool = False,
     each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
+    ranks: Ranks = Ranks(),
 ) -> Result:
     """Train what the configuration says in this folder, from where an earlier run there was left.
 
-    `each_epoch`: as in `fit`.
+    `each_epoch` and `ranks`: as in `fit`.
     """
-    place = checked_device(device)
+    place = checked_device(local_device(device))
     images = data.load(config.data, train=True, root=data_root)
     about = {
         "config": conf.fingerprint(config.table()),
@@ -96,6 +100,7 @@ def train(
         allow_changes=allow_changes,
         each_epoch=each_epoch,
         progress=progress,
+        ranks=ranks,
     )
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from atlas.attacks import frozen, lanes
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
 from atlas.disk import write_atomic
-from atlas.errors import NumericError
+from atlas.errors import Interrupted, NumericError
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
@@ -25,6 +26,7 @@ from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
 from atlas.training.progress import Progress
+from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
 
 PROBE_EVERY = 50
@@ -51,12 +53,14 @@ class Trainer:
         log: Log,
         display: Display,
         requests: Requests,
+        ranks: Ranks = Ranks(),
     ) -> None:
         self.images, self.held_out = images, held_out
         self.base_method, self.threat, self.training = method, threat, training
         self.log, self.display, self.requests = log, display, requests
+        self.ranks = ranks
         self.schedule = training.schedule
-        self.learner = Learner(model, training)
+        self.learner = Learner(model, training, ranks)
         self.num_batches = num_batches(len(images), training.batch_size)
         self.at = Progress()
         self.began = time.monotonic()
@@ -93,7 +97,7 @@ class Trainer:
     def train_epoch(self, after_step: Callable[[], None] = lambda: None) -> None:
         """The rest of the epoch under way. A signal that has come in ends it between two steps."""
         self.began = time.monotonic()
-        self.log.time(event="epoch", epoch=self.at.epoch, batch=self.at.batch)
+        self.log.time(event="epoch", epoch=self.at.epoch, batch=self.at.batch, processes=self.ranks.size)
         self.display.begin(f"epoch {self.at.epoch + 1}", self.num_batches, self.at.batch)
         todo = batches(
             self.images,
@@ -107,12 +111,19 @@ class Trainer:
         for batch in todo:
             self.step(batch)
             self.display.advance_to(self.at.batch, epochs=self.now)
-            self.requests.check()
+            self.check_requests()
             after_step()
+
+    def check_requests(self) -> None:
+        """Leave where any rank has been asked to: all do, after the same step."""
+        self.requests.caught = self.ranks.agree(self.requests.caught)
+        self.requests.check()
 
     def step(self, batch: Batch) -> None:
         """One update of the weights."""
-        ids, x, y = batch
+        share = self.ranks.share(len(batch.ids))
+        ids, x, y = (column[share.part] for column in batch)
+        self.ranks.reseed(self.training.seed, self.at.step)
         model, method, ramp = self.learner.model, self.method, self.schedule.ramp(self.now)
         rng = Rng.lanes(self.training.seed, ids).fold("train", self.at.epoch)
         threat = self.threat.at(ramp * self.threat.eps)
@@ -120,23 +131,27 @@ class Trainer:
         model.train()
         losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
         loss = method.weigh(losses, ramp)
-        gradient = self.learner.backward(loss)
+        gradient = self.learner.backward(loss, share.weight)
         accuracy = {self.accuracy: (logits.argmax(1) == y).float()}
-        self.take_in({"loss": loss, "gradient": gradient, **losses, **accuracy}, ids)
+        self.take_in({"loss": loss, "gradient": gradient, **losses, **accuracy}, batch.ids, share.weight)
         self.learner.update(self.lr)
         self.at.batch += 1
         self.at.step += 1
         if self.at.batch % PROBE_EVERY == 0 or self.at.batch == self.num_batches:
-            self.probe(x_adv, ids, rng.fold("probe"))
+            self.probe(x_adv, rng.fold("probe"), batch.ids, share.weight)
 
     @property
     def accuracy(self) -> str:
         """The name of the accuracy on the images that are trained on."""
         return "train_clean" if self.base_method.attack is None else "train_adv"
 
-    def take_in(self, values: Mapping[str, Tensor], ids: Tensor) -> None:
-        """Add the batch to the epoch's sums; refuse what is not finite, before any update."""
-        means = torch.stack([value.detach().float().mean() for value in values.values()]).tolist()
+    def take_in(self, values: Mapping[str, Tensor], ids: Tensor, weight: float) -> None:
+        """Add the batch to the epoch's sums; refuse what is not finite, before any update.
+
+        `values` are of this rank's share of the batch `ids`, and have this weight among the ranks'.
+        """
+        mine = torch.stack([value.detach().float().mean() for value in values.values()]).tolist()
+        means = self.ranks.mean(mine, weight)
         numbers = dict(zip(values, means, strict=True))
         if not all(map(math.isfinite, means)):
             self.refuse(numbers, ids)
@@ -155,10 +170,11 @@ class Trainer:
             f"{dict(numbers)}{noted}. Try a smaller learning rate, or look at these examples."
         )
 
-    def probe(self, x_adv: Tensor, ids: Tensor, rng: Rng) -> None:
+    def probe(self, x_adv: Tensor, rng: Rng, ids: Tensor, weight: float) -> None:
         """Write down ||J(x')||_F^2, whose jump tells of a collapse."""
         with frozen(self.learner.model):
-            jacobian = probe_squared_jacobian(self.learner.model, x_adv, rng).mean().item()
+            mine = probe_squared_jacobian(self.learner.model, x_adv, rng).mean().item()
+        (jacobian,) = self.ranks.mean([mine], weight)
         if not math.isfinite(jacobian):
             self.refuse({"jacobian": jacobian}, ids)
         self.at.probe(jacobian)
@@ -167,10 +183,22 @@ class Trainer:
     # --- the end of an epoch ---
 
     def validate(self) -> tuple[float, float]:
-        """Clean and robust accuracy on validation images, at the full eps and always from the same starts."""
-        device = self.learner.device
-        x, y = self.held_out.pixels(slice(None), device), self.held_out.y.to(device)
-        rng = Rng.lanes(self.training.seed, self.held_out.ids.to(device)).fold("validation")
+        """Clean and robust accuracy on validation images, at the full eps and always from the same starts.
+
+        Each rank attacks its part of them. One that a signal breaks off says so when the others are done.
+        """
+        counts = [0, 0]
+        with suppress(Interrupted):
+            counts = self.attack_validation_images()
+        self.check_requests()
+        clean, robust = self.ranks.total(counts)
+        return clean / len(self.held_out), robust / len(self.held_out)
+
+    def attack_validation_images(self) -> list[int]:
+        """How many of this rank's are classified right, clean and under attack."""
+        device, part = self.learner.device, slice(self.ranks.rank, None, self.ranks.size)
+        x, y = self.held_out.pixels(part, device), self.held_out.y[part].to(device)
+        rng = Rng.lanes(self.training.seed, self.held_out.ids[part].to(device)).fold("validation")
         self.display.begin("validation", len(y))
 
         def each_step(settled: int) -> None:
@@ -180,7 +208,7 @@ class Trainer:
         attack = self.training.validation.attack
         model = self.learner.evaluated
         outcome = lanes.run(attack, model, x, y, self.threat, rng, each_step=each_step).checked()
-        return int(outcome.clean.sum()) / len(y), int(outcome.robust.sum()) / len(y)
+        return [int(outcome.clean.sum()), int(outcome.robust.sum())]
 
     def close_epoch(self, clean: float, robust: float) -> Record:
         """Write the epoch down and decide how to go on."""

@@ -1,0 +1,86 @@
+"""How ranks find each other, and how all of them end when one does."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+
+from atlas.errors import AtlasError, LostWorkerError
+from atlas.signals import leave_with_parent
+from atlas.training.ranks import Ranks
+from atlas.training.team import Team, reached
+
+PATIENCE = timedelta(minutes=10)
+"""How long a rank waits for another that is there but silent: one that is gone is noticed at once."""
+LAST_WORDS = "atlas/last-words"
+
+
+def started() -> bool:
+    """Whether torchrun or `launch` has started this process, with others or not."""
+    return "RANK" in os.environ
+
+
+def rank() -> int:
+    """This process's number among those that were started together."""
+    return int(os.environ.get("RANK", 0))
+
+
+def size() -> int:
+    """How many were started together."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def local_device(name: str | None) -> str | None:
+    """The device of this name; where it names all GPUs or none, each process of a machine takes one."""
+    if size() == 1 or not torch.cuda.is_available() or name not in (None, "cuda"):
+        return name
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+
+
+@contextmanager
+def connected(patience: timedelta = PATIENCE) -> Iterator[Ranks]:
+    """The processes that were started together. An error that ends one of them ends all, and is told to all.
+
+    A process that was started alone is alone.
+    """
+    if size() == 1:
+        yield Ranks()
+        return
+    leave_with_parent()
+    with reached():
+        store, number, of = next(rendezvous("env://", timeout=patience))
+        # Which of the two carries a tensor is decided by where the tensor is.
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
+    try:
+        yield Team(number, of)
+    except LostWorkerError as lost:
+        raise _heard(store) or lost from lost
+    except Exception as error:
+        code = error.exit_code if isinstance(error, AtlasError) else LostWorkerError.exit_code
+        with suppress(RuntimeError):
+            store.compare_set(LAST_WORDS, "", json.dumps([code, f"process {number} of {of}: {error}"]))
+        raise
+    finally:
+        dist.destroy_process_group()
+
+
+def _heard(store: Store) -> AtlasError | None:
+    """The error of which a lost rank has died, if it had time to say."""
+    try:
+        if not store.check([LAST_WORDS]):
+            return None
+        code, words = json.loads(store.get(LAST_WORDS))
+    except RuntimeError:  # the store is gone too
+        return None
+    error = AtlasError(words)
+    error.exit_code = code
+    return error

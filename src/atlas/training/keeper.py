@@ -1,0 +1,110 @@
+"""What stays of a run: its states and weights in a folder, and its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from atlas.errors import CheckpointError, Interrupted
+from atlas.training.folder import RunFolder
+from atlas.training.log import Record
+from atlas.training.ranks import State
+from atlas.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Result:
+    """What `fit` gives back. The model has the weights of the best epoch."""
+
+    model: nn.Module
+    best_epoch: int
+    best_robust: float
+    epochs: list[Record]
+    """The record of each epoch, as in `metrics.jsonl`."""
+    ended: str
+    """Why training ended."""
+    seconds: float
+    """Time spent in epochs, over all starts of the run."""
+    folder: Path | None
+
+
+class Keeper:
+    """Runs the trainer epoch by epoch and keeps its state and weights in the folder."""
+
+    def __init__(self, trainer: Trainer, folder: RunFolder | None, about: Mapping[str, Any]) -> None:
+        self.trainer, self.folder, self.about = trainer, folder, about
+        self.saved_at = time.monotonic()
+
+    def to_the_end(self, each_epoch: Callable[[Sequence[Record]], None]) -> Result:
+        trainer = self.trainer
+        while trainer.at.ended is None:
+            try:
+                trainer.train_epoch(after_step=self.save_if_due)
+                record = trainer.close_epoch(*trainer.validate())
+            except Interrupted:
+                trainer.note_time("interrupted")
+                self.save()
+                trainer.ranks.wait()  # who starts ranks may end them all as soon as one has left
+                raise
+            if record["best"]:
+                self.export("best")
+            self.save()
+            each_epoch(trainer.log.epochs)
+        self.export("last")
+        trainer.learner.model.load_state_dict(trainer.learner.best)
+        return Result(
+            model=trainer.learner.model,
+            best_epoch=trainer.at.guide.best_epoch,
+            best_robust=trainer.at.guide.best,
+            epochs=trainer.log.epochs,
+            ended=trainer.at.ended,
+            seconds=trainer.log.seconds,
+            folder=self.folder.path if self.folder else None,
+        )
+
+    def export(self, which: str) -> None:
+        """The evaluated weights as a file of their own."""
+        if self.folder is not None:
+            about = {**self.about, "epoch": self.trainer.at.epoch - 1}
+            self.folder.save_weights(which, self.trainer.learner.evaluated.state_dict(), about)
+
+    def save_if_due(self) -> None:
+        if time.monotonic() - self.saved_at > 60 * self.trainer.training.checkpoint_minutes:
+            self.save()
+
+    def save(self) -> None:
+        if self.folder is not None:
+            about = {"data": self.about["data"], "validation": self.about["validation"]}
+            about |= self.trainer.state()
+            self.folder.save_state(self.trainer.learner.tensors(), about)
+        self.saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        """Go on from the newest good state in the folder; without one, start."""
+        found = self.trainer.ranks.from_first(self.newest())
+        if found is None:
+            self.trainer.log.open(0, 0)
+            return
+        tensors, about = found
+        for which, what in {"data": "training", "validation": "validation"}.items():
+            if about.get(which) != self.about[which]:
+                raise CheckpointError(
+                    f"the {what} images are not those that this run was started with: give it the same data"
+                )
+        self.trainer.learner.load(tensors)
+        self.trainer.go_on_from(about)
+
+    def newest(self) -> State | None:
+        """The newest good state in the folder, with a warning of those that are damaged."""
+        found = self.folder.load_state() if self.folder else None
+        if found is None:
+            return None
+        tensors, about, complaints = found
+        for complaint in complaints:
+            self.trainer.display.warn(f"{complaint}; going on from the state before")
+        return tensors, about
