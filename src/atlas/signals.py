@@ -16,6 +16,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT_POLL_SECONDS = 0.5
 
 
+_ACTIVE: list[Requests] = []
+"""Those that wait for signals, the outermost first."""
+
+
 class Requests:
     """The signal that has come in, if any."""
 
@@ -29,21 +33,28 @@ class Requests:
 
 @contextmanager
 def caught_signals() -> Iterator[Requests]:
-    """Note signals instead of dying of them. Outside the main thread Python allows no handlers: none then."""
+    """Note signals instead of dying of them. Outside the main thread Python allows no handlers: none then.
+
+    One within another tells that too: work that was as good as done when a signal came in ends well, and who
+    has more of it to do has to know.
+    """
     requests = Requests()
     if threading.current_thread() is not threading.main_thread():
         yield requests
         return
 
     def note(number: int, frame: FrameType | None) -> None:
-        requests.caught = number
+        for waiting in _ACTIVE:
+            waiting.caught = number
         for each in SIGNALS:
             signal.signal(each, signal.SIG_DFL)
 
+    _ACTIVE.append(requests)
     before = {number: signal.signal(number, note) for number in SIGNALS}
     try:
         yield requests
     finally:
+        _ACTIVE.remove(requests)
         for number, handler in before.items():
             signal.signal(number, handler)
 
