@@ -92,28 +92,28 @@ def reproduce(
     if dry_run:
         _outlook(outlook(order, lab, probe))
         return
-    go_on = _go_on(order, workspace, runs or [], out, device, root)
+    options = _options(workspace, runs or [], out, device, root)
     folder = out or place.results(order.name)
     try:
         if not finished:
             lab.work(order)
     except Interrupted:
-        _write(order, lab, folder, go_on)
+        _write(order, lab, folder, options)
         raise
-    _write(order, lab, folder, go_on)
+    _write(order, lab, folder, options)
 
 
-def _go_on(
-    order: Order, workspace: Path, runs: list[Path], out: Path | None, device: str | None, root: Path | None
+def _options(
+    workspace: Path, runs: list[Path], out: Path | None, device: str | None, root: Path | None
 ) -> str:
-    """The command that continues, with where things lie."""
-    places = {"--workspace": None if workspace == WORKSPACE else workspace, "--out": out, "--root": root}
-    options: dict[str, object] = {**places, "--device": device}
-    words = [f"{option} {shlex.quote(str(value))}" for option, value in options.items() if value is not None]
-    return " ".join([order.command, *(f"--runs {shlex.quote(str(folder))}" for folder in runs), *words])
+    """Where things lie, again as options."""
+    given: list[tuple[str, object]] = [("--runs", folder) for folder in runs]
+    given += [("--workspace", workspace if workspace != WORKSPACE else None)]
+    given += [("--out", out), ("--root", root), ("--device", device)]
+    return " ".join(f"{name} {shlex.quote(str(value))}" for name, value in given if value is not None)
 
 
-def _write(order: Order, lab: Lab, folder: Path, go_on: str) -> None:
+def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
     findings = gather(order, lab)
     paths = write(findings, folder)
     _print(findings)
@@ -121,14 +121,14 @@ def _write(order: Order, lab: Lab, folder: Path, go_on: str) -> None:
         _say(f"  {path}")
     if findings.missing:
         _say(f"missing: {'; '.join(findings.missing)}")
-        _say(f"to go on: {go_on}")
+        _say(f"to go on: {findings.go_on.command} {options}")
 
 
 def _print(findings: Findings) -> None:
     """Every number in a line of its own, which any terminal is wide enough for."""
     table = Table("", "", "paper", "ours [95% interval]", "difference", "n", box=None, pad_edge=False)
     for row in findings.rows:
-        for k, column in enumerate(findings.order.artefact.columns_of(row)):
+        for k, column in enumerate(findings.order.shown(row)):
             value = findings.value(row, column)
             cell, n = value.cell(), "" if value.n is None else f"{value.n:,}"
             ours = f"{cell.text} {cell.bounds}".strip()

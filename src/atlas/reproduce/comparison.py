@@ -39,11 +39,7 @@ def side_by_side(findings: Findings) -> Table:
 
 def listed(findings: Findings) -> Table:
     """The same, a line a number, for programs."""
-    lines = [
-        _listed(findings, row, column)
-        for row in findings.rows
-        for column in findings.order.artefact.columns_of(row)
-    ]
+    lines = [_listed(findings, row, column) for row in findings.rows for column in findings.order.shown(row)]
     return Table.of(title(findings), LIST_HEADS, lines)
 
 
@@ -78,7 +74,7 @@ def notes(findings: Findings) -> Iterator[str]:
         for subject in findings.subjects[row.key]:
             yield from _troubles(f"{findings.name(row)}, seed {subject.course.run.seed}", subject)
     if findings.missing:
-        yield f"Missing: {'; '.join(findings.missing)}. To go on: {order.command}"
+        yield f"Missing: {'; '.join(findings.missing)}. To go on: {findings.go_on.command}"
 
 
 def _troubles(who: str, subject: Subject) -> Iterator[str]:
@@ -95,7 +91,7 @@ def _troubles(who: str, subject: Subject) -> Iterator[str]:
 
 
 def _value(findings: Findings, row: Row, column: str) -> Value | None:
-    return findings.value(row, column) if column in findings.order.artefact.columns_of(row) else None
+    return findings.value(row, column) if column in findings.order.shown(row) else None
 
 
 def _number(value: float | None) -> Cell:

@@ -17,7 +17,7 @@ from atlas.threat import Threat
 BOUNDARY = math.log(2)
 """-log 0.5: above it the strongest wrong class has more than half of what the two classes share."""
 POINTS = 81
-"""On a line."""
+"""On a line, x itself in the middle."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def losses_along(
     paper's binary problem: log(1 + exp(max_{i != y} f_i - f_y)). A point is adversarial exactly where it is
     above -log 0.5.
     """
-    t = torch.linspace(-1, 1, POINTS, device=x.device)
+    t = torch.arange(-(POINTS // 2), POINTS // 2 + 1, device=x.device) / (POINTS // 2)
     found = []
     for model, direction in zip(models, along, strict=True):
         with frozen(model):

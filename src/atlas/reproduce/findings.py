@@ -157,6 +157,13 @@ class Findings:
         return found
 
     @property
+    def go_on(self) -> Order:
+        """The order that completes the artefact: for all rows, if any is missing that was not asked for."""
+        asked = {row.key for row in self.order.rows}
+        lacking = {key for key, many in self.subjects.items() if not all(each.complete for each in many)}
+        return self.order if lacking <= asked else replace(self.order, only=())
+
+    @property
     def missing(self) -> list[str]:
         """What the artefact lacks, in words."""
         words = []

@@ -24,8 +24,8 @@ from atlas.reproduce.paper import TIME
 from atlas.reproduce.scales import make_smoke_data
 from atlas.reproduce.timings import REPEATS, Timings
 from atlas.reproduce.workspace import Workspace, in_use, note_origin
-from atlas.signals import caught_signals
-from atlas.training import load_model, train
+from atlas.signals import Requests, caught_signals
+from atlas.training import load_config, load_model, train
 from atlas.training.run import checked_device
 
 SEED = 0
@@ -61,18 +61,20 @@ class Lab:
             for seed in range(order.seeds):
                 for row in order.rows:
                     try:
-                        self._row(order, row, seed)
+                        self._row(order, row, seed, requests)
                     except (LockError, NumericError) as error:
                         self.say(f"{row.label}, seed {seed}: left out for now: {error}")
-                    requests.check()
 
-    def _row(self, order: Order, row: Row, seed: int) -> None:
+    def _row(self, order: Order, row: Row, seed: int, requests: Requests) -> None:
         run = order.run(row, seed)
+        requests.check()
         folder = self.trained(order, run, f"{row.label}, {row.task}, seed {seed}")
         for column in order.columns(row):
             if column.transfer:
                 self.trained(order, order.surrogate(row.task), f"surrogate of the black box, {row.task}")
+            requests.check()
             self._examine(order, row, run, folder, column)
+        requests.check()
         if TIME in order.artefact.columns_of(row):
             repeats = 1 if order.scale == "smoke" else REPEATS
             self.timings.of(run, self.test_images(run.config.data), repeats)
@@ -86,12 +88,14 @@ class Lab:
         begun = self.workspace.unfinished(run)
         if begun is not None and in_use(begun):
             raise LockError(f"{begun} is being trained by another process")
-        if (begun or self.workspace.place(run)).joinpath(NOT_FINITE).exists():
-            raise NumericError(f"training broke off; see {begun}, and remove it to try again")
+        broken = (begun or self.workspace.place(run)) / NOT_FINITE
+        if broken.exists():
+            raise NumericError(f"training broke off: see {broken}, and remove its folder to try again")
         folder = self.workspace.brought(run)
         self.say(f"{what}: {'going on with' if begun else 'training'} {folder}")
         note_origin(folder, order.command)
-        train(run.config, folder, data_root=self.data_root, device=self.device, progress=self.progress)
+        config = load_config(folder) if begun else run.config  # which may say the same in other words
+        train(config, folder, data_root=self.data_root, device=self.device, progress=self.progress)
         return folder
 
     def model(self, folder: Path) -> nn.Module:

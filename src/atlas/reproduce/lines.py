@@ -45,7 +45,7 @@ class Lines:
             figure, axes = plots.subplots(len(tasks), 2, width=plots.DOUBLE * 0.8, squeeze=False)
             for line, task in zip(axes, tasks, strict=True):
                 rows = [row for row in findings.rows if row.task == task]
-                columns = findings.order.artefact.columns_of(rows[0])
+                columns = findings.order.shown(rows[0])
                 for axis, column in zip(line, columns, strict=True):
                     self._panel(axis, findings, rows, column)
                     axis.set_title(plots.label(f"{task}: {column}"))

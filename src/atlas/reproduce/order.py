@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atlas.attacks import Climb
+from atlas.attacks.forms import DTYPES
 from atlas.config import fingerprint, override
-from atlas.errors import UsageError
+from atlas.errors import UsageError, choose
 from atlas.reproduce import preset
 from atlas.reproduce.artefact import CLEAN, WORST, Artefact, Row
 from atlas.reproduce.columns import Column, column
@@ -25,6 +26,8 @@ SURROGATE, SURROGATE_SEED = "natural", 99
 """The black box attack's surrogate is a model of the same network, trained without an adversary from another
 seed than any row: the paper does not say which it takes."""
 MOST_SEEDS = 10
+DERIVED = (CLEAN, WORST, TIME)
+"""Columns that are no attacks."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Order:
     attack_dtype: str = "float32"
 
     def __post_init__(self) -> None:
+        choose("attack dtype", self.attack_dtype, DTYPES)
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"seeds is {self.seeds}; wanted 1 to {MOST_SEEDS}")
         if not self.of_mnist and (self.network or self.version != "written"):
@@ -138,9 +142,14 @@ class Order:
 
     def columns(self, row: Row) -> list[Column]:
         """The evaluations of a row, in the order in which they are made."""
-        labels = [c for c in self.artefact.columns_of(row) if c not in (CLEAN, WORST, TIME)]
+        labels = [c for c in self.artefact.columns_of(row) if c not in DERIVED]
         found = [column(label, row.task, self.setting(row.task)) for label in labels]
         return [c for c in found if c is not None]
+
+    def shown(self, row: Row) -> list[str]:
+        """The columns in which a row has a cell: an attack may be none of its data set's."""
+        made = {*DERIVED, *(column.label for column in self.columns(row))}
+        return [label for label in self.artefact.columns_of(row) if label in made]
 
     @property
     def name(self) -> str:

@@ -51,20 +51,25 @@ class Workspace:
 
     @cached_property
     def _elsewhere(self) -> dict[str, list[Path]]:
-        """The folders of runs in the other places, by the meaning of their configuration."""
+        """The folders of all runs that were there at first, by the meaning of their configuration."""
         found: dict[str, list[Path]] = {}
-        for path, _ in _configs(self.others):
+        for path, _ in _configs([self.root, *self.others]):
             with suppress(AtlasError):  # an evaluation, or a run of another version
                 found.setdefault(meaning(load_config(path)), []).append(path)
         return found
 
     def _places(self, run: Run) -> list[Path]:
         """Where the run may lie; its own place first."""
-        return [self.place(run), *(self._elsewhere.get(meaning(run.config), ()) if self.others else ())]
+        return [self.place(run), *self._elsewhere.get(meaning(run.config), ())]
 
     def place(self, run: Run) -> Path:
         """Where the run is trained, if it is not found."""
-        return self.root / "runs" / run.name
+        return self._own("runs", run)
+
+    def _own(self, part: str, run: Run) -> Path:
+        """The run's folder in a part of the workspace: two presets may come to the same configuration."""
+        found = sorted((self.root / part).glob(f"*-{run.hash[:8]}"))
+        return found[0] if found else self.root / part / run.name
 
     def finished(self, run: Run) -> Path | None:
         """A folder where the run has come to its end."""
@@ -91,7 +96,7 @@ class Workspace:
     def evaluation(self, run: Run, folder: Path, name: str, about: Mapping[str, Any]) -> tuple[Path, bool]:
         """The folder of an evaluation of the run in `folder`, and whether it has come to its end."""
         known = fingerprint(json.loads(json.dumps(about)))
-        place = self.root / "evaluations" / run.name / f"{name}-{known[:8]}"
+        place = self._own("evaluations", run) / f"{name}-{known[:8]}"
         beside = [path for path, table in _configs([folder / "evaluations"]) if fingerprint(table) == known]
         for path in (place, *beside):
             if (path / SUMMARY).exists():

@@ -67,5 +67,5 @@ def _row(findings: Findings, row: Row) -> dict[str, Any]:
         "preset": run.preset,
         "changes": dict(run.changes),
         "runs": [subject.course.record() for subject in findings.subjects[row.key]],
-        "cells": {c: findings.value(row, c).plain() for c in findings.order.artefact.columns_of(row)},
+        "cells": {c: findings.value(row, c).plain() for c in findings.order.shown(row)},
     }

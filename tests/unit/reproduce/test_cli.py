@@ -1,0 +1,161 @@
+"""`atlas reproduce` as a person meets it: lists, outlooks, mistakes, several seeds, and a kill on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.reproduce.artefacts import ARTEFACTS
+from atlas.reproduce.probe import Probe
+
+Atlas = Callable[..., int]
+Smoke = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ((), "ARTEFACT is missing"),
+        (("table1-mnst",), "unknown artefact 'table1-mnst' (did you mean 'table1-mnist'?)"),
+        (("table1-mnist", "--scale", "gpu"), "unknown scale 'gpu'"),
+        (("table1-mnist", "--version", "best"), "unknown version 'best'"),
+        (("table1-mnist", "--rows", "adv-1,nothing"), "has no row 'nothing'; choose from: jac, adv-1"),
+        (("table1-mnist", "--network", "resnet"), "wanted one of cnn, cnn-small"),
+        (("table1-mnist", "--seeds", "0"), "seeds is 0"),
+        (("table1-mnist", "--runs", "nowhere"), "--runs nowhere: there is no such folder"),
+        (("tradesjac", "--network", "cnn"), "for MNIST"),
+    ],
+)
+def test_mistakes_are_named_and_nothing_is_run(
+    atlas: Atlas,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    words: str,
+) -> None:
+    assert atlas("reproduce", *options) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_precision_is_refused_before_anything_is_trained(
+    atlas: Atlas, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert atlas("reproduce", "five-step-adv", "--scale", "smoke", "--attack-dtype", "float8") == 2
+    assert "float8" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("config.json"))
+
+
+class Constant(Probe):
+    """Every pass and step takes a thousandth of a second an image."""
+
+    def _measured(self, *_: object) -> float:
+        return 1e-3
+
+
+def test_the_list_names_every_artefact_with_its_cost(
+    atlas: Atlas, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atlas.cli.reproduce.Probe", Constant)
+    assert atlas("reproduce", "--list") == 0
+    text = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
+    assert set(ARTEFACTS) <= set(lines)
+    for name, artefact in ARTEFACTS.items():
+        assert artefact.of in lines[name]
+        assert lines[name].count(" h") + lines[name].count(" s") >= 3
+    assert "estimates" in text
+
+
+def test_an_outlook_tells_finished_from_not_begun(
+    smoke: Smoke,
+    atlas: Atlas,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    smoke("alpha-sweep")
+    monkeypatch.setattr("atlas.cli.reproduce.Probe", Constant)
+    capsys.readouterr()
+    words = ("reproduce", "alpha-sweep", "--scale", "smoke", "--workspace", workspace, "--dry-run")
+    assert atlas(*words, "--seeds", "2") == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = [line for line in lines if "seed 0" in line]
+    second = [line for line in lines if "seed 1" in line]
+    assert len(first) == len(second) == 4
+    assert all("finished, 3 epochs" in line for line in first)
+    assert all("not begun" in line for line in second)
+    assert "left in all" in lines[-1]
+
+
+def test_several_seeds(smoke: Smoke, workspace: Path) -> None:
+    whole = smoke("jac-sweep", "--seeds", "2", "--rows", "cifar10-*")
+    rows = [row for row in whole["rows"] if row["task"] == "cifar10"]
+    for row in rows:
+        cell = row["cells"]["clean"]
+        assert [seed["seed"] for seed in cell["seeds"]] == [0, 1]
+        assert cell["ours"] == pytest.approx(50 * sum(seed["rate"] for seed in cell["seeds"]))
+        assert len({seed["config_hash"] for seed in cell["seeds"]}) == 2
+    page = (workspace / "results/jac-sweep-smoke/jac-sweep.md").read_text()
+    assert "the mean of 2 seeds" in page
+    assert "not asked for" in page, "CIFAR-100 has no second seed"
+    assert page.rstrip().endswith("To go on: atlas reproduce jac-sweep --scale smoke --seeds 2")
+
+
+# --- killed on the way ---
+
+COMMAND = [sys.executable, "-m", "atlas", "reproduce", "step-size", "--scale", "smoke", "--workspace"]
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*COMMAND, "ws"], cwd=folder, env=environment, stdout=subprocess.PIPE)
+
+
+def plain(folder: Path) -> Any:
+    """The artefact's numbers, without what a second start may change: times."""
+    text = (folder / "ws/results/step-size-smoke/step-size.json").read_text()
+    whole = json.loads(text)
+    for row in whole["rows"]:
+        for entry in [*row["runs"], *(s for cell in row["cells"].values() for s in cell["seeds"])]:
+            entry.pop("train_seconds", None)
+            entry.pop("attack_seconds", None)
+    return whole
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while process.poll() is None and not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_killed_and_stopped_it_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    whole, mine = tmp_path / "whole", tmp_path / "mine"
+    for folder in (whole, mine):
+        folder.mkdir()
+    process = start(whole)
+    assert process.wait(timeout=100) == 0
+    runs, results = mine / "ws/runs", mine / "ws/results/step-size-smoke/step-size.json"
+    first = start(mine)
+    until(lambda: bool(list(runs.glob("*/state.safetensors"))), first)
+    first.kill()
+    assert first.wait(timeout=20) == -signal.SIGKILL
+    assert not results.exists()
+    second = start(mine)
+    until(lambda: len(list((mine / "ws/evaluations").glob("*/*/summary.json"))) > 0, second)
+    second.terminate()
+    assert second.wait(timeout=60) == 128 + signal.SIGTERM
+    assert json.loads(results.read_text())["missing"], "what is there is written"
+    third = start(mine)
+    assert third.wait(timeout=100) == 0
+    assert plain(mine) == plain(whole)

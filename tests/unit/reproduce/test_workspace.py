@@ -1,0 +1,200 @@
+"""What is found, copied, marked, left out: runs in other places, unfinished, failed, collapsed, in use."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.disk import locked
+from atlas.reproduce.artefacts import ARTEFACTS
+from atlas.reproduce.order import Order
+from atlas.reproduce.workspace import Workspace, in_use
+from atlas.training import train
+
+Atlas = Callable[..., int]
+Smoke = Callable[..., dict[str, Any]]
+NAME = "ablation-cifar10"
+
+
+@pytest.fixture
+def made(smoke: Smoke, workspace: Path) -> Path:
+    """The shared workspace, with the artefact in it."""
+    smoke(NAME)
+    return workspace
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> Path:
+    """A workspace of one's own to spoil: the artefact's runs and evaluations, at the same path of data."""
+    place, first = tmp_path / "mine", Workspace(made)
+    for row in ARTEFACTS[NAME].rows:
+        run = order(made).run(row, 0)
+        for part, name in (("runs", first.place(run).name), ("evaluations", run.name)):
+            shutil.copytree(made / part / name, place / part / name, dirs_exist_ok=True)
+    return place
+
+
+def order(workspace: Path, **options: Any) -> Order:
+    return Order(ARTEFACTS[NAME], "smoke", workspace / "data", **options)
+
+
+def folder(workspace: Path, made: Path, key: str) -> Path:
+    (row,) = [row for row in ARTEFACTS[NAME].rows if row.key == key]
+    return workspace / "runs" / order(made).run(row, 0).name
+
+
+@pytest.fixture
+def finished(
+    atlas: Atlas, copy: Path, made: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[dict[str, Any], str]]:
+    """The artefact from what is finished in the copy: its JSON and its Markdown."""
+    # The made-up images are known by their path.
+    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
+
+    def write(*options: object) -> tuple[dict[str, Any], str]:
+        words = ("reproduce", NAME, "--scale", "smoke", "--workspace", copy, "--finished", *options)
+        assert atlas(*words) == 0
+        place = copy / "results" / f"{NAME}-smoke"
+        return json.loads((place / f"{NAME}.json").read_text()), (place / f"{NAME}.md").read_text()
+
+    return write
+
+
+def cells(whole: dict[str, Any], key: str) -> dict[str, Any]:
+    (row,) = [row for row in whole["rows"] if row["key"] == key]
+    return dict(row["cells"])
+
+
+def test_a_collapsed_row_is_marked(finished: Any, copy: Path, made: Path) -> None:
+    metrics = folder(copy, made, "atlas-l-1") / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+    epochs[1]["collapse"] = True
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    whole, page = finished()
+    marked = cells(whole, "atlas-l-1")["Multi-T"]
+    assert marked["marks"] == ["collapsed"]
+    assert f"{marked['ours']:.2f}, collapsed [" in page
+    assert "one-step ATLAS-l, seed 0: collapsed in epoch 2; the numbers are of epoch" in page
+    assert "collapsed" not in cells(whole, "adv-1")["Multi-T"]["marks"]
+
+
+def test_a_failed_row_has_no_numbers(finished: Any, copy: Path, made: Path) -> None:
+    run = folder(copy, made, "atlas-l-1")
+    (run / "last.safetensors").unlink()
+    (run / "not-finite.json").write_text("{}")
+    whole, page = finished()
+    assert cells(whole, "atlas-l-1")["clean"]["ours"] is None
+    assert "| ours | failed | failed | failed |" in page
+    assert "broke off" in page
+    assert whole["missing"] == ["atlas-l-1 (seed 0: training failed after 3 epochs)"]
+
+
+def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path, made: Path) -> None:
+    name = folder(copy, made, "atlas-l-1").name
+    (path,) = (copy / "evaluations" / name).glob("multi-t-*/summary.json")
+    summary = json.loads(path.read_text())
+    summary["flags"] = [{"name": "random", "fatal": True, "message": "two looks, two answers"}]
+    path.write_text(json.dumps(summary))
+    whole, page = finished()
+    assert cells(whole, "atlas-l-1")["Multi-T"]["ours"] is None
+    assert cells(whole, "atlas-l-1")["worst case"]["reasons"] == ["random"]
+    assert "invalid (random)" in page
+    assert "two looks, two answers" in page
+    against = [line[1] for line in whole["tables"]["paired"]["rows"]]
+    assert "one-step ATLAS-l" not in against
+    assert "one-step ATLAS-g" in against
+
+
+def test_missing_rows_are_named_with_the_command(finished: Any, copy: Path, made: Path) -> None:
+    shutil.rmtree(folder(copy, made, "atlas-g-1"))
+    shutil.rmtree(copy / "evaluations" / folder(copy, made, "atlas-l-1").name)
+    whole, page = finished()
+    assert whole["missing"] == [
+        "atlas-l-1 (seed 0: attacks not finished)",
+        "atlas-g-1 (seed 0: training not begun)",
+    ]
+    assert f"To go on: atlas reproduce {NAME} --scale smoke" in page
+    assert cells(whole, "atlas-g-1")["clean"]["ours"] is None
+    assert cells(whole, "adv-1")["clean"]["ours"] is not None
+
+
+def test_rows_that_were_not_asked_for_are_shown_where_they_are_there(finished: Any) -> None:
+    whole, _ = finished("--rows", "adv-1")
+    assert whole["missing"] == []
+    assert cells(whole, "atlas-g-1")["clean"]["ours"] is not None
+
+
+# --- runs in other places ---
+
+
+def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: Path) -> None:
+    asked = order(made)
+    (tmp_path / "linked").symlink_to(made / "runs")
+    mine = Workspace(tmp_path / "empty", (tmp_path,))
+    for row in asked.rows:
+        run = asked.run(row, 0)
+        found = mine.finished(run)
+        assert found is not None
+        assert json.loads((found / "config.json").read_text())["hash"] == run.hash
+    assert Workspace(tmp_path / "empty").finished(asked.run(asked.rows[0], 0)) is None
+    assert mine.finished(asked.run(asked.rows[0], 1)) is None, "another seed is another run"
+
+
+def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
+    atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
+    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    other = tmp_path / "other" / "some-name"
+    with pytest.raises(KeyboardInterrupt):
+        train(run.config, other, each_epoch=interrupt, progress=False)
+    before = snapshot(other)
+    words = ("--scale", "smoke", "--workspace", tmp_path / "mine", "--runs", tmp_path / "other")
+    assert atlas("reproduce", NAME, *words, "--rows", "adv-1") == 0
+    for name in ("metrics.jsonl", "best.safetensors", "last.safetensors"):
+        ours, whole = (place / "runs" / run.name / name for place in (tmp_path / "mine", made))
+        assert ours.read_bytes() == whole.read_bytes()
+    assert snapshot(other) == before
+
+
+def interrupt(records: object) -> None:
+    raise KeyboardInterrupt
+
+
+def snapshot(place: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(place)): p.read_bytes() for p in place.rglob("*") if p.is_file()}
+
+
+def test_a_folder_in_use_is_left_to_its_process(tmp_path: Path) -> None:
+    assert not in_use(tmp_path / "none")
+    with locked(tmp_path):
+        with (tmp_path / "lock").open("r+") as handle, pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        assert in_use(tmp_path)
+    assert not in_use(tmp_path)
+
+
+def test_a_row_that_another_process_trains_is_left_for_later(
+    atlas: Atlas,
+    copy: Path,
+    made: Path,
+    quick_plots: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
+    run = folder(copy, made, "atlas-l-1")
+    (run / "last.safetensors").unlink()
+    with locked(run):
+        assert atlas("reproduce", NAME, "--scale", "smoke", "--workspace", copy) == 0
+    text = capsys.readouterr().out
+    assert "one-step ATLAS-l, seed 0: left out for now" in text
+    assert "missing: atlas-l-1 (seed 0: training in use after 3 epochs)" in text
+    assert f"to go on: atlas reproduce {NAME} --scale smoke --workspace {copy}" in text
