@@ -22,6 +22,7 @@ ROOMS = (
     *(
         "errors",
         "disk",
+        "terminal",
         "checkpoint",
         "signals",
         "config",

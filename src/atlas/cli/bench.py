@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -17,6 +16,7 @@ from atlas.cli.bench_attack import attack
 from atlas.cli.console import console
 from atlas.disk import write_atomic
 from atlas.errors import UsageError
+from atlas.terminal import Terminal
 
 MODELS = ("cnn", "wrn-16-2")
 GRAY = {"cnn", "cnn-small"}
@@ -73,16 +73,16 @@ def step(
     report["models"] = [
         _measured(name, cases, batch, repeats, _shape(name, shape), device) for name in model or MODELS
     ]
-    console.print(bench.facts(report), markup=False, highlight=False)
+    console.print(bench.facts(report), highlight=False)
     for measured in report["models"]:
         console.print(_table(measured))
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(json_file, (json.dumps(report, indent=1) + "\n").encode())
-        console.print(f"times written to {json_file}", markup=False, highlight=False)
+        console.print(f"times written to {json_file}", highlight=False)
     if markdown_file is not None:
         bench.put_between_markers(markdown_file, bench.markdown(report))
-        console.print(f"tables written to {markdown_file}", markup=False, highlight=False)
+        console.print(f"tables written to {markdown_file}", highlight=False)
 
 
 def _shape(model: str, given: str | None) -> tuple[int, ...]:
@@ -99,8 +99,8 @@ def _measured(
     """The measurements of one model, under a bar with the time left."""
     batch = bench.random_batch(size, shape, device)
     network = models.build(name, shape=shape).to(device)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=Terminal(stderr=True)) as bar:
         task = bar.add_task(name, total=len(cases) * (repeats + bench.WARM_UP))
         timings = bench.measure(network, cases, batch, repeats, each=lambda: bar.advance(task))
     parameters = models.count_parameters(network)

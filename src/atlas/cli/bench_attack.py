@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from torch import nn
@@ -22,6 +21,7 @@ from atlas.disk import write_atomic
 from atlas.errors import UsageError
 from atlas.evaluation.plan import chosen_images
 from atlas.models.source import fingerprint
+from atlas.terminal import Terminal
 from atlas.threat import Linf, Threat
 
 DAY = 86400.0
@@ -85,10 +85,10 @@ def attack(
     finally:
         _print(report)
     if json_file is not None:
-        console.print(f"times written to {json_file}", markup=False, highlight=False)
+        console.print(f"times written to {json_file}", highlight=False)
     if markdown_file is not None:
         bench.put_between_markers(markdown_file, bench.attack_markdown(report), *markers)
-        console.print(f"tables written to {markdown_file}", markup=False, highlight=False)
+        console.print(f"tables written to {markdown_file}", highlight=False)
 
 
 def _job(
@@ -137,9 +137,13 @@ def _measure(
     total = report["repeats"] * sum(
         weight[each.case.name] * sum(not entry.absent for entry in each.entries) for each in contests
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%"))
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f}%"),
+    )
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=Console(stderr=True), speed_estimate_period=DAY) as bar:
+    with Progress(*columns, *times, console=Terminal(stderr=True), speed_estimate_period=DAY) as bar:
         task = bar.add_task("starting", total=total)
 
         def before(case: bench.AttackCase, entry: bench.Entry) -> None:
@@ -156,9 +160,9 @@ def _measure(
 
 
 def _print(report: dict[str, Any]) -> None:
-    console.print(bench.attack_facts(report), markup=False, highlight=False)
+    console.print(bench.attack_facts(report), highlight=False)
     for model in report["models"]:
-        console.print(f"\n{bench.model_title(model)}", style="bold", markup=False, highlight=False)
+        console.print(f"\n{bench.model_title(model)}", style="bold", highlight=False)
         for attack in model["attacks"]:
             console.print("", _table(attack))
 

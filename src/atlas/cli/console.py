@@ -6,11 +6,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-
 from atlas.errors import AtlasError, DiskError
+from atlas.terminal import Terminal
 
-console = Console()
+console = Terminal()
 
 
 @contextmanager
@@ -24,6 +23,6 @@ def errors_to_exit_codes() -> Iterator[None]:
 
 
 def _end(error: Exception, code: int) -> None:
-    said = Console(stderr=True)
-    said.print(f"atlas: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    said = Terminal(stderr=True)
+    said.print(f"atlas: {error}", style="red", highlight=False, soft_wrap=True)
     sys.exit(code)

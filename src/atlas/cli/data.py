@@ -65,7 +65,7 @@ def fetch(name: Name, root: Root = None) -> None:
     Example: `atlas data fetch cifar10`
     """
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
@@ -102,4 +102,4 @@ def verify(name: Name, root: Root = None) -> None:
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
@@ -108,7 +109,7 @@ def evaluate(
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
     if not as_json:
-        console.print(f"writing to {folder}", markup=False, highlight=False)
+        console.print(f"writing to {folder}", highlight=False)
     if processes > 1:
         run_shards(ctx, task, folder, processes)
     _print(task.run(folder), as_json)
@@ -145,7 +146,7 @@ def _print(report: Report, as_json: bool) -> None:
     console.print(table)
     for flag in report.flags:
         word, style = ("INVALID", "bold red") if flag.fatal else ("note", "yellow")
-        console.print(f"{word}: {flag.name}: {flag.message}", style=style, markup=False, highlight=False)
+        console.print(f"{word}: {flag.name}: {flag.message}", style=style, highlight=False)
 
 
 def compare(
@@ -172,7 +173,7 @@ def suites() -> None:
     """List the suites and their attacks. For a data set of its own, NAME-DATA is taken for NAME."""
     for name in attack_suites.names():
         suite = attack_suites.suite(name)
-        console.print(f"[bold]{name}[/bold]: {suite.description}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble((name, "bold"), f": {suite.description}"), soft_wrap=True)
         table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
         for label, attack in suite.attacks.items():
             table.add_row(label, _settings(attack))

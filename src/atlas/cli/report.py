@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from atlas.disk import write_atomic
 from atlas.errors import unknown
+from atlas.terminal import Terminal
 
 
 def report(
@@ -74,4 +74,4 @@ def report(
 
 def _say(text: str, style: str | None = None) -> None:
     """On the error stream, because the output may be a table for another program."""
-    Console(stderr=True).print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    Terminal(stderr=True).print(text, style=style, highlight=False, soft_wrap=True)

@@ -118,7 +118,7 @@ def _need_optuna() -> None:
 
 
 def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _print(found: list[Row], keys: list[str], folder: Path) -> None:

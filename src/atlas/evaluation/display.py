@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     Progress,
@@ -16,6 +15,7 @@ from rich.progress import (
 
 from atlas.attacks.lanes import Engine
 from atlas.evaluation.folder import EvaluationFolder
+from atlas.terminal import Terminal
 
 REFRESH_SECONDS = 0.2
 
@@ -27,10 +27,10 @@ class Display:
     """
 
     def __init__(self, *, shown: bool, watched: EvaluationFolder | None = None) -> None:
-        self.console = Console(stderr=True, quiet=not shown)
+        self.console = Terminal(stderr=True, quiet=not shown)
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("left"),
@@ -66,4 +66,4 @@ class Display:
         self.say(f"{self.label}: {engine.robust} of {len(engine.y)} images still right, {seconds:.0f} s")
 
     def say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, highlight=False, soft_wrap=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from atlas.terminal import Terminal
 
 
 class Display:
     """A bar over the parts of all studies, on a terminal; nothing of a run's name is taken for markup."""
 
     def __init__(self, parts: int, *, shown: bool = True) -> None:
-        self.console = Console(stderr=True, quiet=not shown)
+        self.console = Terminal(stderr=True, quiet=not shown)
         self.bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -32,7 +33,7 @@ class Display:
         self.bars.update(self.task, description=what, completed=self.over + share)
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Display:
         self.bars.start()

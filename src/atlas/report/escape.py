@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-import unicodedata
+
+from atlas.terminal import one_line
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """What a spreadsheet takes for the start of a formula."""
@@ -33,11 +34,6 @@ LATEX = {
     "–": "--",
     "→": r"$\rightarrow$",
 }
-
-
-def one_line(text: str) -> str:
-    """Without control characters, which move a terminal's cursor, break a row or turn the direction."""
-    return "".join(" " if unicodedata.category(char)[0] == "C" else char for char in text)
 
 
 def markdown(text: str) -> str:

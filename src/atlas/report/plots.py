@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from atlas.disk import write_atomic
-from atlas.report.escape import one_line
+from atlas.terminal import one_line
 
 SINGLE, DOUBLE = 3.25, 6.75
 """Inches: one column of a two-column paper, and both."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from atlas.config import table_of
-from atlas.report.escape import one_line
+from atlas.terminal import one_line
 from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}

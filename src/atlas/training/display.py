@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -16,6 +15,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from atlas.terminal import Terminal
 from atlas.training.log import Record
 
 
@@ -27,11 +27,11 @@ class Display:
 
     def __init__(self, title: str, epochs: int, *, shown: bool, first: bool = True) -> None:
         shown, self.first = shown and first, first
-        self.console = Console(stderr=True, quiet=not shown)
+        self.console = Terminal(stderr=True, quiet=not shown)
         self.live = shown and self.console.is_terminal
         self.bars = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -63,7 +63,7 @@ class Display:
         )
 
     def say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, highlight=False, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """What nobody should miss: as a warning of Python's where nothing is shown."""

@@ -13,6 +13,7 @@ from atlas.errors import UsageError
 from atlas.evaluation import Score
 from atlas.report import escape
 from atlas.report.tables import Cell, Table
+from atlas.terminal import one_line
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -131,4 +132,4 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
 
 
 def test_no_control_characters_reach_a_terminal() -> None:
-    assert escape.one_line("a\x1b[31mb\x00c\u202ed") == "a [31mb c d"
+    assert one_line("a\x1b[31mb\x00c\u202ed") == "a [31mb c d"

@@ -1,0 +1,32 @@
+"""What goes to a terminal: text as itself, whatever the names in it are made of."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+
+def one_line(text: str) -> str:
+    """Without control characters, which move a terminal's cursor, break a row or turn the direction."""
+    return "".join(" " if unicodedata.category(char)[0] == "C" else char for char in text)
+
+
+class Terminal(Console):
+    """A console that reads no markup in what it is given, and lets no control character out but its own.
+
+    A run's folder, an attack's label or an error can hold any text: "[/]" would end a program that takes it
+    for markup, and an escape sequence would take over the terminal.
+    """
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment("\n".join(map(one_line, segment.text.split("\n"))), segment.style)
