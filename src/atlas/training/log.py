@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
-from atlas.errors import CheckpointError, DiskError
+from atlas.disk import disk_error
+from atlas.errors import CheckpointError
+from atlas.training.events import Events
 from atlas.training.folder import RunFolder
 
 Record = dict[str, Any]
@@ -29,7 +29,7 @@ class Log:
         self.epochs: list[Record] = []
         self.seconds = 0.0
         """Time spent in epochs so far, over all starts of the run."""
-        self.events: SummaryWriter | None = None
+        self.events: Events | None = None
 
     def open(self, size: int, step: int) -> None:
         """Go on after the first `size` bytes of the metrics: later lines belong to steps to be redone."""
@@ -37,7 +37,7 @@ class Log:
             return
         self.epochs = [r for r in self._cut(self.folder.metrics, size) if r["kind"] == "epoch"]
         self.seconds = sum(r.get("seconds", 0.0) for r in self._whole_lines(self.folder.timing))
-        self.events = SummaryWriter(str(self.folder.tensorboard), purge_step=step)
+        self.events = Events(self.folder.tensorboard, step)
 
     def _cut(self, path: Path, size: int) -> list[Record]:
         data = path.read_bytes() if path.exists() else b""
@@ -65,7 +65,7 @@ class Log:
         self._append(self.folder.metrics, record)
         for name, value in record.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
-                self.events.add_scalar(f"{record['kind']}/{name}", value, record["step"])
+                self.events.scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def time(self, **record: Any) -> None:
         self.seconds += record.get("seconds", 0.0)
@@ -73,16 +73,15 @@ class Log:
             self._append(self.folder.timing, {"at": round(time.time(), 3), **record})
 
     def _append(self, path: Path, record: Record) -> None:
+        line = json.dumps(record) + "\n"
         try:
             with path.open("a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.write(line)
         except OSError as error:
-            raise DiskError(f"cannot write {path}: {error.strerror}; make room, then resume") from error
+            raise disk_error(path, len(line), error) from error
 
     def flush(self) -> int:
         """Bring all to disk; how many bytes of metrics there are."""
-        if self.events is not None:
-            self.events.flush()
         if self.folder is None or not self.folder.metrics.exists():
             return 0
         with self.folder.metrics.open("rb") as file:
