@@ -21,8 +21,8 @@ SOURCE = ROOT / "src"
 ROOMS = (
     *(
         "errors",
-        "disk",
         "terminal",
+        "disk",
         "checkpoint",
         "signals",
         "config",

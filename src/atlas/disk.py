@@ -7,20 +7,26 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-from atlas.errors import DiskError, LockError
+from atlas.errors import DiskError, LockError, UsageError
+from atlas.terminal import one_line
 
 PART = ".part"
 """The ending of a file that is being written."""
+_CHUNK = 1 << 20
+_HELD: set[Path] = set()
+"""Folders in which this process works alone."""
 
 
 def write_atomic(path: Path, data: bytes) -> None:
     """Write the whole file or leave what was there: temporary file, fsync, rename, fsync of the folder."""
     part = path.with_name(f".{path.name}{PART}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.parent not in _HELD:  # one that has vanished under us is not made anew, with a part of it all
+            path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
             file.write(data)
             file.flush()
@@ -28,12 +34,14 @@ def write_atomic(path: Path, data: bytes) -> None:
         part.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise _disk_error(path, part, len(data), error) from error
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise disk_error(path, len(data), error) from error
 
 
-def _disk_error(path: Path, part: Path, needed: int, error: OSError) -> DiskError:
+def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
+    """What is said of a write of so many bytes that failed."""
     try:
-        part.unlink(missing_ok=True)
         free = f"{shutil.disk_usage(path.parent).free:,} bytes"
     except OSError:
         free = "unknown"
@@ -41,6 +49,30 @@ def _disk_error(path: Path, part: Path, needed: int, error: OSError) -> DiskErro
         f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
         "before is intact: make room or mend the folder, then resume."
     )
+
+
+def require_room(folder: Path, needed: int) -> None:
+    """A trial write: refuse a folder that cannot take so many bytes, before any work is done for it."""
+    trial = folder / f".trial{PART}"
+    try:
+        with trial.open("wb") as file:
+            _fill(file, needed)
+            os.fsync(file.fileno())
+    except OSError as error:
+        with suppress(OSError):
+            trial.unlink(missing_ok=True)
+        raise disk_error(trial, needed, error) from error
+    trial.unlink()
+
+
+def _fill(file: IO[bytes], size: int) -> None:
+    """Make the file so long, of blocks that are really there."""
+    if size and hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+        return
+    for start in range(0, size, _CHUNK):
+        file.write(bytes(min(_CHUNK, size - start)))
+    file.flush()
 
 
 def sync_folder(folder: Path) -> None:
@@ -54,7 +86,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Work alone in the folder (made if need be). The lock goes with the process, however it ends."""
+    """Work alone in the folder (made if need be). The lock goes with the process, however it ends.
+
+    Who holds it stands in the file `lock` for as long as that is so: folders are given to others, whom the
+    names of machines do not concern.
+    """
+    if one_line(str(folder)) != str(folder):
+        raise UsageError(f"the folder {str(folder)!r} has control characters in its name; choose another")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
@@ -62,10 +100,14 @@ def locked(folder: Path) -> Iterator[None]:
         raise DiskError(f"cannot work in {folder}: {error.strerror}; choose another folder") from error
     try:
         _take(folder, handle)
-        for part in folder.glob(f".*{PART}"):
-            part.unlink(missing_ok=True)
-        yield
-        os.ftruncate(handle, 0)
+        _HELD.add(folder)
+        try:
+            for part in folder.glob(f".*{PART}"):
+                part.unlink(missing_ok=True)
+            yield
+        finally:
+            _HELD.discard(folder)
+            os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
@@ -73,8 +115,11 @@ def locked(folder: Path) -> Iterator[None]:
 def _take(folder: Path, handle: int) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
         raise LockError(f"{folder} is in use by {holder}; wait for it, or choose another folder") from error
-    os.ftruncate(handle, 0)
-    os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    except OSError as error:
+        raise DiskError(f"cannot lock {folder}: {error.strerror}; choose another folder") from error
+    with suppress(OSError):  # on a full disk the lock holds too, without a name
+        os.ftruncate(handle, 0)
+        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())

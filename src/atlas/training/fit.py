@@ -81,6 +81,7 @@ def fit(
         trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests, ranks)
         seen = {"data": images.fingerprint(), "validation": held_out.fingerprint()}
         keeper = Keeper(trainer, place, {**(about or {}), **seen})
+        keeper.require_room()
         keeper.restore()
         if place:
             place.write_config(table)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import Table, differences, fingerprint
-from atlas.disk import write_atomic
+from atlas.disk import require_room, write_atomic
 from atlas.errors import CheckpointError, UsageError
 
 
@@ -71,6 +71,15 @@ class RunFolder:
                 f"{fingerprint(config)}. Undo that, and change settings with --set and --allow-changes."
             )
         return config
+
+    def require_room(self, weights: int, state: int) -> None:
+        """Refuse a disk without room for the files of a run whose weights and states are so large, in bytes.
+
+        Two states are there at a time, the best and the last weights, and a third while one is replaced.
+        """
+        files = (self.state, self.previous, self.best, self.last)
+        there = sum(path.stat().st_size for path in files if path.exists())
+        require_room(self.path, max(weights, 2 * state + 3 * weights - there))
 
     def save_weights(self, which: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         save_tensors({"best": self.best, "last": self.last}[which], weights, about)

@@ -77,6 +77,11 @@ class Keeper:
         if time.monotonic() - self.saved_at > 60 * self.trainer.training.checkpoint_minutes:
             self.save()
 
+    def require_room(self) -> None:
+        """A trial write, so that a disk that is too small does not come out after the first epoch."""
+        if self.folder is not None:
+            self.folder.require_room(*self.trainer.learner.sizes())
+
     def save(self) -> None:
         if self.folder is not None:
             about = {"data": self.about["data"], "validation": self.about["validation"]}

@@ -69,6 +69,12 @@ class Learner:
         # Dropout draws from torch's own generator.
         return named | {"torch_rng": torch.get_rng_state()}
 
+    def sizes(self) -> tuple[int, int]:
+        """Bytes of the weights, and of a state at most: no optimiser keeps more than two numbers a weight."""
+        weights = sum(v.nbytes for v in self.model.state_dict().values())
+        slots = 2 * sum(p.nbytes for p in self.model.parameters())
+        return weights, slots + (3 if self.ema is not None else 2) * weights
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take on a state made by `tensors`."""
         try:

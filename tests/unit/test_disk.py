@@ -1,0 +1,99 @@
+"""Writes that fail, folders with one worker, and rooms that are too small."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from atlas.disk import locked, require_room, write_atomic
+from atlas.errors import DiskError, LockError, UsageError
+
+
+def test_room_is_tried_and_given_back(tmp_path: Path) -> None:
+    require_room(tmp_path, 1 << 20)
+    require_room(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_fallocate_zeros_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    sizes = []
+    monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
+    require_room(tmp_path, (1 << 20) + 5)
+    assert sizes == [(1 << 20) + 5]
+
+
+def test_too_little_room_is_said_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DiskError, match=r"needed 4,611,686,018,427,387,904 bytes, free: [\d,]+ bytes"):
+        require_room(tmp_path, 1 << 62)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"before")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DiskError, match=r"No space left on device; needed 5 bytes, free: [0-9,]+ bytes"):
+        write_atomic(path, b"after")
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_vanishes_while_we_work_in_it_is_not_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with locked(folder):
+        write_atomic(folder / "here", b"")
+        shutil.rmtree(folder)
+        with pytest.raises(DiskError, match="No such file or directory"):
+            write_atomic(folder / "here", b"")
+        assert not folder.exists()
+    write_atomic(folder / "here", b"")
+
+
+def test_a_lock_names_process_and_host_while_it_is_held_and_nobody_after(tmp_path: Path) -> None:
+    whose = f"process {os.getpid()} on {socket.gethostname()}"
+    with locked(tmp_path):
+        with pytest.raises(LockError, match=whose), locked(tmp_path):
+            pass
+        assert (tmp_path / "lock").read_text() == whose, "the refused one changes nothing"
+    assert (tmp_path / "lock").read_bytes() == b""
+    with pytest.raises(KeyError), locked(tmp_path):
+        raise KeyError
+    assert (tmp_path / "lock").read_bytes() == b"", "nor after an error"
+
+
+def test_leftovers_of_a_killed_write_are_cleared_by_the_next_worker(tmp_path: Path) -> None:
+    (tmp_path / ".state.safetensors.part").write_bytes(b"half")
+    (tmp_path / "ours.part").write_bytes(b"a name of somebody else's")
+    with locked(tmp_path):
+        assert {path.name for path in tmp_path.iterdir()} == {"lock", "ours.part"}
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\udcffb"])
+def test_names_with_control_characters_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="control characters in its name"), locked(tmp_path / name):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["<script>", "a b\u3000c", "größe", "'; rm -rf x", "=1+1", "x" * 255])
+def test_any_other_name_will_do(tmp_path: Path, name: str) -> None:
+    with locked(tmp_path / name):
+        write_atomic(tmp_path / name / "file", b"")
+
+
+def test_a_name_of_300_characters_is_an_error_of_the_disk(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DiskError, match="File name too long; choose another folder"),
+        locked(tmp_path / ("x" * 300)),
+    ):
+        pass
