@@ -9,14 +9,14 @@ from functools import cached_property
 from typing import Any
 
 from atlas.evaluation import Report, Score
-from atlas.evaluation.compare import Paired, compared
+from atlas.evaluation.compare import Paired, compared, paired
 from atlas.report.collect import Run
 from atlas.report.tables import Cell, Table
 from atlas.report.words import duration, p_words, threat_words
 
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""
-WORST = "worst case"
+CLEAN, WORST = "clean", "worst case"
 TIED_MEANS = (
     f"not significantly different from the best of its column (p ≥ {LEVEL}, McNemar's exact test on the same "
     "images, each model against the best, not corrected for the number of comparisons)"
@@ -73,15 +73,22 @@ class Comparison:
 
     def paired(self, one: Entry, other: Entry, label: str) -> Paired | None:
         """The paired test of two models in one column; None where it would mean nothing."""
-        if not (one.report.valid and other.report.valid):
+        if self.score(one, label).reasons or self.score(other, label).reasons:
             return None
+        if label == CLEAN:  # which may mean something where the rest does not
+            return paired(one.report.clean_right, other.report.clean_right)
         found = compared(one.report, other.report).get(label)
         return found[2] if found else None
 
     def to_the_best(self, entry: Entry, label: str) -> Paired | None:
-        """The test against the best of the column; None for the best itself, and where there is none."""
+        """The test against the best of the column; None for the best itself, and where there is none.
+
+        Of several that share the best accuracy, against the one from which it can be told apart least, so
+        that their order says nothing.
+        """
         leaders = self.leaders[label]
-        return self.paired(leaders[0], entry, label) if leaders and entry not in leaders else None
+        pairs = [self.paired(best, entry, label) for best in leaders if entry not in leaders]
+        return max(filter(None, pairs), key=lambda pair: pair.p_value, default=None)
 
     def cell(self, entry: Entry, label: str) -> Cell:
         pair = self.to_the_best(entry, label)
@@ -183,10 +190,15 @@ def verdict(comparison: Comparison) -> str:
     best = leaders[0]
     others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
     tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
-    names = " and ".join(entry.name for entry in leaders)
+    names = _listed([entry.name for entry in leaders])
     start = f"{names} {'share' if len(leaders) > 1 else 'has'} the highest accuracy in the worst case, "
     start += f"{comparison.score(best, WORST)}, {n}"
     if tied:
         return f"{start}; the lead over {', '.join(tied)} is not significant."
     largest = max((pair.p_value for _, pair in others if pair), default=1.0)
     return f"{start}; the lead is significant ({p_words(largest)})." if largest < LEVEL else f"{start}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

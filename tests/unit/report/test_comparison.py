@@ -83,6 +83,31 @@ def test_those_that_share_the_best_are_all_bold() -> None:
     assert "a and b share" in verdict(comparison)
 
 
+@pytest.mark.parametrize("order", ["abc", "bac"])
+def test_beside_two_that_share_the_best_no_mark_depends_on_their_order(order: str) -> None:
+    """c holds 10 fewer than a, all of which a holds too (p = 0.002), but 14 that b does not (p = 0.14)."""
+    made = {"a": report(50), "b": report(50, shift=14), "c": report(40)}
+    comparison = compare(*(run(name, made[name]) for name in order))
+    p = stats.binomtest(14, 38).pvalue
+    found = comparison.to_the_best(comparison.entries[2], "PGD")
+    assert found is not None
+    assert found.p_value == pytest.approx(p)
+    assert cells(comparison, "PGD")["c"].tied
+    assert f"the lead over c (p = {p:.2g}) is not significant" in verdict(comparison)
+
+
+def test_three_that_share_the_best_are_named_as_one_says_it() -> None:
+    assert verdict(compare(*(run(name, report(80)) for name in "abc"))).startswith("a, b and c share the")
+
+
+def test_clean_accuracy_is_compared_where_only_the_attacks_are_invalid() -> None:
+    comparison = compare(run("a", report(99, fatal=["not-uphill"])), run("b", report(76)))
+    assert [cell.best for cell in cells(comparison, "clean").values()] == [True, True]
+    assert not any(cell.best for cell in cells(comparison, "PGD").values())
+    random = compare(run("a", report(99, fatal=["random"])), run("b", report(76)))
+    assert not any(cell.best for cell in cells(random, "clean").values())
+
+
 def test_invalid_is_said_and_never_best() -> None:
     comparison = compare(
         run("a", report(99, fatal=["not-uphill"])), run("b", report(76)), run("c", report(60))
@@ -95,7 +120,7 @@ def test_invalid_is_said_and_never_best() -> None:
     differences = comparison.differences()
     assert differences is not None
     assert [row[0].text for row in differences.rows] == ["a", "c"]
-    assert all(cell.text == "" for cell in differences.rows[0][1:])
+    assert [cell.text for cell in differences.rows[0][1:]] == ["+0.0", "", ""]
 
 
 def test_differences_are_signed_as_the_row_minus_the_best() -> None:
