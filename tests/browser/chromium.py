@@ -137,12 +137,14 @@ class Chromium:
         for kind in ("keyDown", "keyUp"):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **text)
 
-    def look(self, width: int, height: int, *, dark: bool = False, phone: bool = False) -> None:
-        """The size of the window, and what the system prefers."""
+    def look(
+        self, width: int, height: int, *, dark: bool = False, phone: bool = False, paper: bool = False
+    ) -> None:
+        """The size of the window, and what the system prefers; on `paper`, as it would be printed."""
         size = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self.call("Emulation.setEmulatedMedia", features=[scheme])
+        self.call("Emulation.setEmulatedMedia", features=[scheme], media="print" if paper else "")
 
     def picture(self, *, whole: bool = False) -> bytes:
         """A PNG of the window, or of the whole page."""

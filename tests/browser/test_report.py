@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from atlas.report.study import Settings
 from atlas.report.write import studied
 from tests.browser.chromium import Chromium, find
 from tests.unit.report import runs
+from tests.unit.report import test_comparison as by_hand
 
 PROGRAM = find()
 pytestmark = pytest.mark.skipif(
@@ -131,6 +133,37 @@ def test_a_phone_has_nothing_beyond_its_edge(browser: Chromium, report: Path, wi
     browser.open(report)
     assert browser.ask("document.documentElement.scrollWidth") <= width
     assert browser.ask("document.documentElement.scrollHeight") > 2000
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven models with long names under ten attacks."""
+    labels = ("PGD-20", "PGD-1000", "Un-T 20x50", "Multi-T 20x50", "black box", "APGD-CE", "APGD-T")
+    made = by_hand.report(90)
+    result = made.results["PGD"]
+    made = replace(made, results=dict.fromkeys((*labels, "FAB-T", "Square", "RayS 10000"), result))
+    names = [f"mnist-quick-atlas-{k}-whose-name-is-rather-long" for k in range(7)]
+    out = tmp_path_factory.mktemp("wide") / "wide.html"
+    out.write_text(page.render([by_hand.run(name, made) for name in names], {}, "x"), encoding="utf-8")
+    return out
+
+
+def test_the_columns_of_a_wide_table_are_all_on_paper(browser: Chromium, wide: Path) -> None:
+    """Letter paper has 816 pixels, of which some 740 are left between the margins."""
+    browser.look(740, 1000, paper=True)
+    browser.open(wide)
+    right = browser.ask(
+        "Math.max(...[...document.querySelectorAll('td')].map(c => c.getBoundingClientRect().right))"
+    )
+    browser.look(740, 1000)
+    assert right <= 740
+
+
+def test_a_long_name_leaves_room_for_numbers_on_a_phone(browser: Chromium, wide: Path) -> None:
+    browser.look(360, 700, phone=True)
+    browser.open(wide)
+    assert browser.ask("document.querySelector('tbody th').offsetWidth") < 180
+    assert browser.ask("document.documentElement.scrollWidth") <= 360
 
 
 def test_it_prints(opened: Chromium) -> None:

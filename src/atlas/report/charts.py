@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 460, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 42
 MOST_DOTS = 40
 """Longer lines are drawn without their points."""
+MOST_BANDS = 4
+"""The intervals of more series hide one another, and are left to the hints."""
 COLOURS = 7
 """Series of the page's style; more of them repeat its colours with dashed lines."""
 
@@ -98,7 +100,7 @@ def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: fl
     if guide is not None:
         at = f"{_x(x, guide):.1f}"
         ET.SubElement(root, "line", {"x1": at, "x2": at, **_span("y"), "class": "guide"})
-    for each in series:
+    for each in series if len(series) <= MOST_BANDS else ():
         _band(root, x, y, each)
     for each in series:
         _line(root, x, y, each)

@@ -22,8 +22,9 @@ class ByClass:
     """Robust accuracy of each model in each class."""
 
     what: str
-    n: int
     classes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    """Images of each class."""
     rows: Mapping[str, tuple[Score, ...] | str]
     """By model; text where there are no numbers to give."""
     weakest: bool
@@ -32,9 +33,10 @@ class ByClass:
 
 def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping[str, str]) -> ByClass:
     """From who is right: bool [N] a model. `invalid` models have words instead of numbers."""
-    classes = sorted(set(y.tolist()))
+    sizes = {label: int((y == label).sum()) for label in sorted(set(y.tolist()))}
+    classes = list(sizes)
     scores = {
-        name: {label: Score(int(mask[y == label].sum()), int((y == label).sum())) for label in classes}
+        name: {label: Score(int(mask[y == label].sum()), size) for label, size in sizes.items()}
         for name, mask in right.items()
     }
     weakest = len(classes) > MOST_CLASSES
@@ -44,7 +46,8 @@ def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping
     rows: dict[str, tuple[Score, ...] | str] = {
         name: tuple(row[label] for label in classes) for name, row in scores.items()
     }
-    return ByClass(what, len(y), tuple(classes), {**rows, **invalid}, weakest)
+    shown = tuple(sizes[label] for label in classes)
+    return ByClass(what, tuple(classes), shown, {**rows, **invalid}, weakest)
 
 
 def of_comparison(comparison: Comparison) -> ByClass:

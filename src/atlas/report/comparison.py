@@ -175,30 +175,3 @@ def long_table(runs: Sequence[Run]) -> Table:
                 rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
     columns = ["model", "evaluation", "data", "threat", "attack", "n", "accuracy", "p against the best"]
     return Table.of("Accuracy in percent", columns, rows)
-
-
-def verdict(comparison: Comparison) -> str:
-    """The comparison in a sentence: who is best in the worst case, and whether that is more than chance."""
-    leaders, n = comparison.leaders[WORST], f"n = {comparison.n:,}"
-    if not leaders:
-        alone = comparison.entries[0]
-        score = comparison.score(alone, WORST)
-        if len(comparison.entries) > 1:
-            return "These evaluations cannot be compared in the worst case."
-        said = f"is {score}" if score.reasons else f"holds in {score} of cases"
-        return f"{alone.name} {said} in the worst case over all attacks ({n})."
-    best = leaders[0]
-    others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
-    tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
-    names = _listed([entry.name for entry in leaders])
-    start = f"{names} {'share' if len(leaders) > 1 else 'has'} the highest accuracy in the worst case, "
-    start += f"{comparison.score(best, WORST)}, {n}"
-    if tied:
-        return f"{start}; the lead over {', '.join(tied)} is not significant."
-    largest = max((pair.p_value for _, pair in others if pair), default=1.0)
-    return f"{start}; the lead is significant ({p_words(largest)})." if largest < LEVEL else f"{start}."
-
-
-def _listed(names: Sequence[str]) -> str:
-    """a, b and c."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

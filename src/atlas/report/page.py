@@ -15,12 +15,13 @@ from markupsafe import Markup
 from atlas import __version__
 from atlas.evaluation import Flag
 from atlas.report import charted, classes
-from atlas.report.charts import colour, dashes
+from atlas.report.charts import MOST_BANDS, colour, dashes
 from atlas.report.collect import Run
-from atlas.report.comparison import WORST, Comparison, comparisons, verdict
+from atlas.report.comparison import Comparison, comparisons
 from atlas.report.gallery import Exhibit, gallery
 from atlas.report.study import Study, grouped
-from atlas.report.words import duration, method_words, radius, settings, threat_words
+from atlas.report.verdict import at_a_glance, verdict
+from atlas.report.words import duration, method_words, settings, threat_words
 
 SHADES = 10
 """Steps of the shading of accuracies, from 0 to 100%."""
@@ -36,6 +37,8 @@ class Group:
     studies: Mapping[str, Study]
     by_radius: Markup
     by_steps: Markup
+    banded: bool
+    """Whether the charts show intervals."""
     exhibits: Sequence[Exhibit]
     by_class: classes.ByClass
     confusions: Sequence[classes.Confusion]
@@ -44,6 +47,11 @@ class Group:
     def gray(self) -> bool:
         """Whether perturbations are drawn in red and blue."""
         return next(iter(self.studies.values())).x.shape[1] != 3
+
+    @property
+    def classes(self) -> int:
+        """How many there are among the images."""
+        return len(set(next(iter(self.studies.values())).y.tolist()))
 
     @property
     def left_out(self) -> list[str]:
@@ -64,7 +72,7 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             command=command,
             runs=runs,
             comparisons=found,
-            verdict=verdict(found[0]) if found else None,
+            glance=at_a_glance(found),
             groups=groups,
             studied=set(studies),
             per_class=classes.of_comparison(found[0]) if found and not groups else None,
@@ -73,7 +81,6 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             key={
                 name: f"{colour(index)} {dashes(index)}".strip() for name, index in _keys(runs, found).items()
             },
-            worst=WORST,
             **_assets(),
         )
     )
@@ -92,7 +99,7 @@ def _environment() -> Environment:
         "method": method_words,
         "settings": settings,
         "threat": threat_words,
-        "radius": radius,
+        "verdict": verdict,
         "shade": lambda share: f"h{round(SHADES * share)}",
     }
     return environment
@@ -130,6 +137,7 @@ def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: M
         studies=studies,
         by_radius=charted.radius_chart(studies, colours),
         by_steps=charted.steps_chart(studies, colours),
+        banded=len(sound) <= MOST_BANDS,
         exhibits=gallery(sound) if sound else [],
         by_class=classes.of_comparison(evaluated[0]) if evaluated else classes.of_studies(studies),
         confusions=[classes.confusion(name, study) for name, study in sound.items()],

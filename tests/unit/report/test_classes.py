@@ -51,6 +51,7 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
     assert found.weakest
     assert found.classes == tuple(range(MOST_CLASSES))
+    assert found.sizes == (4,) * MOST_CLASSES
     assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
     assert found.rows["b"] == "invalid (random)"
 

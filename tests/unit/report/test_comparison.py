@@ -11,8 +11,9 @@ import torch
 
 from atlas.evaluation import AttackResult, Flag, Report
 from atlas.report.collect import Run
-from atlas.report.comparison import WORST, Comparison, comparisons, long_table, verdict
+from atlas.report.comparison import WORST, Comparison, comparisons, long_table
 from atlas.report.tables import Cell
+from atlas.report.verdict import at_a_glance, verdict
 from atlas.training import RunConfig
 
 stats = pytest.importorskip("scipy.stats")
@@ -165,3 +166,10 @@ def test_the_sentence_says_what_the_test_says() -> None:
     assert "c" not in near.split(";")[1].replace("cant", "")
     assert "holds in 80.0%" in verdict(compare(run("a", report(80))))
     assert "is invalid (random)" in verdict(compare(run("a", report(80, fatal=["random"]))))
+
+
+def test_a_page_begins_with_as_many_comparisons_as_it_takes_to_name_every_model() -> None:
+    elsewhere = {"data_hash": "x", "data": "photos"}
+    runs = [run("a", report(80), report(50, eot=4)), run("b", report(76)), run("c", report(9, **elsewhere))]
+    found = at_a_glance(comparisons(runs))
+    assert [[entry.name for entry in each.entries] for each in found] == [["a", "b"], ["c"]]

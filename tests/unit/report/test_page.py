@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+import torch
 
 from atlas.evaluation import Flag
 from atlas.report import charts, page
@@ -106,6 +107,41 @@ def test_without_evaluations_the_page_says_so(nasty: tuple[list[Run], dict[str, 
     text = page.render([replace(run, evaluations={}) for run in nasty[0]], {}, command="x")
     assert "None of these runs has been evaluated yet" in text
     assert "nothing was checked" in text
+
+
+def test_models_on_other_data_are_in_the_first_lines_too(two_runs: list[Path]) -> None:
+    runs = collect(two_runs)
+    report = runs[1].evaluations["quick-0"]
+    elsewhere = replace(report, about={**report.about, "data_hash": "x", "data": "photos"})
+    text = page.render([runs[0], replace(runs[1], evaluations={"quick-0": elsewhere})], {}, command="x")
+    first = text.split('id="comparison"')[0]
+    assert "2 models in 2 comparisons" in first
+    assert first.count('<article class="card') == 2
+    assert "photos, L∞" in first
+
+
+def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    few = page.render(*nasty, command="x")
+    assert "The first image of each class, picked by nobody" in few
+    assert "Of 40 images. Rows are true classes" in few
+    runs, studies = nasty
+    y = torch.arange(40)
+    wider = {
+        name: replace(s, y=y, logits=torch.eye(40), logits_adv=torch.eye(40).roll(1, 0))
+        for name, s in studies.items()
+    }
+    many = page.render(runs, wider, command="x")
+    assert "of the first 10 classes to come, picked by nobody" in many
+    assert "The commonest errors on 40 images" in many
+    assert "Rows are true classes" not in many
+
+
+def test_many_curves_have_no_bands() -> None:
+    points = [charts.Point(0, 0.5, 0.4, 0.6), charts.Point(1, 0.6, 0.5, 0.7)]
+    axes = charts.even("x", 0, 1), charts.percent("y")
+    few, many = ([charts.Series("s", k, points) for k in range(n)] for n in (4, 5))
+    assert charts.line_chart("t", *axes, few).count("<polygon") == 4
+    assert charts.line_chart("t", *axes, many).count("<polygon") == 0
 
 
 def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[Run], dict[str, Study]]) -> None:
