@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def slow_convolutions(model: nn.Module) -> list[nn.Conv2d]:
@@ -28,7 +29,8 @@ class FoldedConv(nn.Conv2d):
     """A convolution of one channel whose input gradient is a matrix product, folded back to an image.
 
     The library's own gradient pads the one channel to a full vector and is four times slower, which on MNIST
-    is a third of all that an attack does. There is no gradient for the weights.
+    is a third of all that an attack does. Whoever wants more than that gradient (one of the weights, a
+    derivative by `torch.func` or forward mode, an image without a batch) gets the library's.
     """
 
     def _get_name(self) -> str:
@@ -36,8 +38,15 @@ class FoldedConv(nn.Conv2d):
         return nn.Conv2d.__name__
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != 4 or self.weight.requires_grad or _otherwise_derived():
+            return super().forward(x)
         apply: Any = _Folded.apply
         return apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]
+
+
+def _otherwise_derived() -> bool:
+    """Whether derivatives are taken in another way than by going back through a graph."""
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 class _Folded(torch.autograd.Function):
@@ -52,6 +61,8 @@ class _Folded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (weight,) = ctx.saved_tensors
-        columns = weight.flatten(1).t() @ gradients[0].to(weight.dtype).flatten(2)  # autocast may lower it
+        gradient = gradients[0].to(weight.dtype)  # autocast may lower it
+        # Not flatten, which a batch of gradients (`is_grads_batched`) does not know.
+        columns = weight.flatten(1).t() @ gradient.reshape(*gradient.shape[:2], -1)
         image = F.fold(columns, ctx.size, weight.shape[2:], 1, ctx.padding, ctx.stride)
         return image, None, None, None, None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -46,6 +47,45 @@ def test_the_folded_gradient_is_the_gradient(
     assert type(model[0]) is nn.Conv2d, "the model is as it was"
     for wanted, found in zip(expected, got, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+
+
+def by_weight(model: nn.Module, x: Tensor) -> Tensor:
+    """As somebody would who puts weights of their own into a model that stands still."""
+    weights = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    loss = torch.func.functional_call(model, weights, x).square().sum()
+    return torch.autograd.grad(loss, weights["0.weight"])[0]
+
+
+def in_batches(model: nn.Module, x: Tensor) -> Tensor:
+    x = x.clone().requires_grad_()
+    logits = model(x)
+    return torch.autograd.grad(logits, x, torch.stack([logits, 2 * logits]), is_grads_batched=True)[0]
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        by_weight,
+        in_batches,
+        lambda model, x: torch.func.vmap(torch.func.grad(lambda z: model(z[None]).square().sum()))(x),
+        lambda model, x: torch.func.jvp(model, (x,), (x.cos(),))[1],
+        lambda model, x: torch.autograd.functional.jacobian(
+            model, x, vectorize=True, strategy="forward-mode"
+        ),
+        lambda model, x: torch.autograd.functional.jacobian(lambda z: model[0](z), x[0]),
+    ],
+    ids=["weights", "batched gradients", "vmap", "jvp", "forward mode", "no batch"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, within its forward mode
+def test_every_other_derivative_is_what_it_would_be(derivative: Callable[..., Tensor]) -> None:
+    """A model may take them within itself, and an attack of one's own in any way."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 2)).double()
+    x = torch.rand(2, 1, 5, 5, dtype=torch.float64)
+    expected = derivative(model, x)
+    with frozen(model):
+        got = derivative(model, x)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(
