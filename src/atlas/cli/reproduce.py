@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markdown import Markdown
 from rich.table import Table
 
 from atlas.cli.console import console
@@ -116,7 +117,10 @@ def _options(
 def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
     findings = gather(order, lab)
     paths = write(findings, folder)
-    _print(findings)
+    if order.artefact.columns:
+        _print(findings)
+    else:
+        console.print(Markdown((folder / f"{order.artefact.name}.md").read_text()))
     for path in paths:
         _say(f"  {path}")
     if findings.missing:

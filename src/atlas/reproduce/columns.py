@@ -48,8 +48,9 @@ class Column:
     def options(self) -> str:
         """For `atlas evaluate`."""
         only = "" if self.chain else "".join(f" --attacks '{label}'" for label in self.attacks)
-        images = "" if self.n is None else f" --n {self.n}"
-        return f"--suite {self.suite}{only}{images}{' --random' if self.random else ''}"
+        images = "" if self.n is None else f" --n {self.n}{' --random' if self.random else ''}"
+        surrogate = " --surrogate SURROGATE" if self.transfer else ""
+        return f"--suite {self.suite}{only}{images}{surrogate}"
 
 
 def column(label: str, task: str, setting: Setting) -> Column | None:

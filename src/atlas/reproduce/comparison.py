@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from atlas.report.tables import Cell, Table
 from atlas.reproduce.artefact import Row
-from atlas.reproduce.findings import Findings, Subject
+from atlas.reproduce.columns import SUITES
+from atlas.reproduce.findings import Findings
 from atlas.reproduce.paper import TIME
 from atlas.reproduce.values import Value
+from atlas.reproduce.verdicts import Subject
 
 Line = list[Cell | str]
 LIST_HEADS = (
@@ -63,8 +65,8 @@ def notes(findings: Findings) -> Iterator[str]:
     else:
         ours = "of one seed, with Wilson's 95% interval"
     yield (
-        f"Accuracy in %; ours is {ours}, each model at its best validation epoch. The worst case is that of "
-        "all attacks of a row, image by image, on the images that all were shown."
+        f"Accuracy in %; ours is {ours}, each model at its best validation epoch. The worst case is taken "
+        f"image by image over {_worst_of(findings)}."
     )
     if TIME in order.artefact.columns:
         yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on this machine."
@@ -75,6 +77,15 @@ def notes(findings: Findings) -> Iterator[str]:
             yield from _troubles(f"{findings.name(row)}, seed {subject.course.run.seed}", subject)
     if findings.missing:
         yield f"Missing: {'; '.join(findings.missing)}. To go on: {findings.go_on.command}"
+
+
+def _worst_of(findings: Findings) -> str:
+    """The attacks of which the worst case is taken."""
+    taken = {label for many in findings.subjects.values() for each in many for label in each.worst_of}
+    left = [c for c in SUITES if c in findings.order.artefact.columns and c not in taken]
+    return (
+        f"all attacks but {' and '.join(left)}, which had fewer images" if taken and left else "all attacks"
+    )
 
 
 def _troubles(who: str, subject: Subject) -> Iterator[str]:

@@ -4,105 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
-from pathlib import Path
+from typing import Any
 
-import torch
-from torch import Tensor
-
-from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import Paired, paired
-from atlas.evaluation.flags import Flag, Record, after
 from atlas.reproduce import paper
 from atlas.reproduce.artefact import CLEAN, WORST, Row
-from atlas.reproduce.course import Course, course
+from atlas.reproduce.course import course
 from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order
-from atlas.reproduce.scales import TASKS
 from atlas.reproduce.values import Measured, Value
+from atlas.reproduce.verdicts import Exam, Subject, Verdicts, shared
 from atlas.reproduce.workspace import origin
-
-
-@dataclass(frozen=True)
-class Exam:
-    """The finished evaluation of a column."""
-
-    folder: Path
-    report: Report
-
-    @property
-    def verdicts(self) -> Verdicts:
-        return Verdicts(self.report.ids, self.report.robust, self.report.reasons)
-
-
-@dataclass(frozen=True)
-class Verdicts:
-    """Which images a model got right: ids int64 [N], right bool [N]; reasons make them invalid."""
-
-    ids: Tensor
-    right: Tensor
-    reasons: tuple[str, ...] = ()
-
-    @property
-    def score(self) -> Score:
-        return Score(int(self.right.sum()), len(self.right), self.reasons)
-
-    def among(self, ids: Tensor) -> Verdicts:
-        """Those on the images `ids` only, in the order of ids, which are sorted."""
-        mine = torch.isin(self.ids, ids)
-        order = self.ids[mine].argsort()
-        return Verdicts(self.ids[mine][order], self.right[mine][order], self.reasons)
-
-
-def shared(many: list[Verdicts]) -> list[Verdicts]:
-    """Each on the images that all were shown."""
-    ids = reduce(lambda a, b: a[torch.isin(a, b)], [verdicts.ids for verdicts in many])
-    return [verdicts.among(ids) for verdicts in many]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """One row with one seed: the course of its training, and its examinations by column."""
-
-    row: Row
-    course: Course
-    exams: Mapping[str, Exam]
-    complete: bool
-    """Whether all of its columns are there."""
-
-    def verdicts(self, column: str) -> Verdicts | None:
-        """Under a column; None where it is not there yet."""
-        if column == CLEAN:
-            most = max(self.exams.values(), key=lambda exam: exam.report.n, default=None)
-            if most is None:
-                return None
-            return Verdicts(most.report.ids, most.report.clean_right, most.report.clean.reasons)
-        if column == WORST:
-            return self._worst() if self.complete and self.exams else None
-        return self.exams[column].verdicts if column in self.exams else None
-
-    def _worst(self) -> Verdicts:
-        """Right under every attack of the row, on the images that all of them were shown."""
-        parts = shared([exam.verdicts for exam in self.exams.values()])
-        right = reduce(torch.logical_and, [part.right for part in parts])
-        reasons = tuple(dict.fromkeys(reason for part in parts for reason in part.reasons))
-        return Verdicts(parts[0].ids, right, reasons)
-
-    @cached_property
-    def flags(self) -> list[Flag]:
-        """What the attacks of all columns together give reason to doubt, each flag once."""
-        if not self.exams:
-            return []
-        ids = shared([exam.verdicts for exam in self.exams.values()])[0].ids
-        found = [flag for exam in self.exams.values() for flag in exam.report.flags if flag.fatal]
-        found += after([record for exam in self.exams.values() for record in _records(exam.report, ids)])
-        return list({flag.name: flag for flag in found}.values())
-
-    @property
-    def at_chance(self) -> bool:
-        """Whether the model cannot be told from guessing: its numbers say nothing of its method."""
-        clean = self.verdicts(CLEAN)
-        return clean is not None and clean.score.interval[0] <= 1 / TASKS[self.row.task]
 
 
 @dataclass(frozen=True)
@@ -125,35 +37,44 @@ class Findings:
     def value(self, row: Row, column: str) -> Value:
         """The cell of a row and a column."""
         number = paper.number(row.task, row.paper, column)
-        known = self.subjects.get(row.key, ())
         if column == paper.TIME:
             return Value(column, number, (), seconds=self.lab.timings.known(self.order.run(row, 0)))
+        known = self.subjects[row.key]
         found = [(subject, subject.verdicts(column)) for subject in known]
         seeds = tuple(self._measured(subject, column, v) for subject, v in found if v is not None)
-        return Value(column, number, seeds, marks=marks(known))
+        return Value(column, number, seeds, marks=_marks(known, len(seeds)))
 
     def _measured(self, subject: Subject, column: str, verdicts: Verdicts) -> Measured:
-        exam = subject.exams.get(column)
-        run, course = subject.course.run, subject.course
-        about = course.record()
-        if exam is not None:
-            column_of = next(c for c in self.order.columns(subject.row) if c.label == column)
-            about["evaluate"] = f"atlas evaluate RUN {column_of.options}"
-            about["evaluate_commit"] = origin(exam.folder).get("commit")
-            about["attack_seconds"] = round(sum(exam.report.seconds.values()), 1)
-            about["flags"] = [flag.name for flag in exam.report.flags]
-        return Measured(run.seed, verdicts.score, about)
+        about = subject.course.record()
+        if column == WORST:
+            about["worst_of"] = list(subject.worst_of)
+        label = subject.largest_label if column == CLEAN else column
+        if label in subject.exams:
+            about |= self._whence(subject, label)
+        return Measured(subject.course.run.seed, verdicts.score, about)
+
+    def _whence(self, subject: Subject, label: str) -> dict[str, Any]:
+        """How the evaluation of a column was made."""
+        exam = subject.exams[label]
+        (column,) = (column for column in self.order.columns(subject.row) if column.label == label)
+        precision = (
+            f" --attack-dtype {self.order.attack_dtype}" if self.order.attack_dtype != "float32" else ""
+        )
+        return {
+            "evaluate": f"atlas evaluate RUN {column.options}{precision}",
+            "evaluate_commit": origin(exam.folder).get("commit"),
+            "attack_seconds": round(sum(exam.report.seconds.values()), 1),
+            "flags": [flag.name for flag in exam.report.flags],
+        }
 
     def paired(self, row: str, other: str, column: str) -> list[tuple[int, Paired]]:
         """Two rows compared on the same images, seed by seed, where both are there and valid."""
-        pairs = zip(self.subjects.get(row, ()), self.subjects.get(other, ()), strict=False)
         found = []
-        for a, b in pairs:
+        for a, b in zip(self.subjects[row], self.subjects[other], strict=True):
             mine, theirs = a.verdicts(column), b.verdicts(column)
-            if mine is None or theirs is None or mine.reasons or theirs.reasons:
-                continue
-            one, two = shared([mine, theirs])
-            found.append((a.course.run.seed, paired(one.right, two.right)))
+            if mine is not None and theirs is not None and not (mine.reasons or theirs.reasons):
+                one, two = shared([mine, theirs])
+                found.append((a.course.run.seed, paired(one.right, two.right)))
         return found
 
     @property
@@ -161,34 +82,29 @@ class Findings:
         """The order that completes the artefact: for all rows, if any is missing that was not asked for."""
         asked = {row.key for row in self.order.rows}
         lacking = {key for key, many in self.subjects.items() if not all(each.complete for each in many)}
-        return self.order if lacking <= asked else replace(self.order, only=())
+        more = tuple(row.key for row in self.rows if row.key in asked | lacking)
+        only = () if len(more) == len(self.order.scaled_rows) else more
+        return self.order if lacking <= asked else replace(self.order, only=only)
 
     @property
     def missing(self) -> list[str]:
         """What the artefact lacks, in words."""
         words = []
-        for row in self.rows:
-            asked = row in self.order.rows
-            for subject in self.subjects[row.key]:
+        asked = {row.key for row in self.order.rows}
+        for key, subjects in self.subjects.items():
+            for subject in subjects:
                 lacks = subject.course.lacks or ("" if subject.complete else "attacks not finished")
-                left = "" if asked else ", not asked for"
-                words += [f"{row.key} (seed {subject.course.run.seed}: {lacks}{left})"] if lacks else []
+                left = "" if key in asked else ", not asked for"
+                words += [f"{key} (seed {subject.course.run.seed}: {lacks}{left})"] if lacks else []
         return words
 
 
-def _records(report: Report, ids: Tensor) -> list[Record]:
-    """What each attack of a report did to the images `ids`, in their order."""
-    place = torch.isin(report.ids, ids).nonzero()[:, 0]
-    place = place[report.ids[place].argsort()]
-    names = ("tried", "attempt", "step", "broken")
-    records = [result.record() for result in report.results.values()]
-    return [replace(r, **{name: getattr(r, name)[place] for name in names}) for r in records]
-
-
-def marks(subjects: tuple[Subject, ...]) -> tuple[str, ...]:
+def _marks(subjects: tuple[Subject, ...], measured: int) -> tuple[str, ...]:
     """What must be said beside every number of a row."""
     found = [mark for subject in subjects for mark in subject.course.marks]
-    return tuple(dict.fromkeys([*found, *(["at chance"] if any(s.at_chance for s in subjects) else [])]))
+    found += ["at chance"] if any(subject.at_chance for subject in subjects) else []
+    found += [f"{measured} of {len(subjects)} seeds"] if 0 < measured < len(subjects) else []
+    return tuple(dict.fromkeys(found))
 
 
 def gather(order: Order, lab: Lab) -> Findings:
@@ -201,13 +117,11 @@ def gather(order: Order, lab: Lab) -> Findings:
 
 
 def _subject(order: Order, lab: Lab, row: Row, seed: int) -> Subject:
-    run = order.run(row, seed)
-    made = course(run, lab.workspace)
-    columns = order.columns(row)
+    made, columns = course(order.run(row, seed), lab.workspace), order.columns(row)
     exams = {}
     if made.finished and made.folder is not None:
         for column in columns:
-            found = lab.examination(order, row, run, made.folder, column)
+            found = lab.examination(order, row, made.run, made.folder, column)
             if found is not None:
                 exams[column.label] = Exam(*found)
-    return Subject(row, made, exams, made.finished and len(exams) == len(columns))
+    return Subject(row, made, exams, len(columns), order.setting(row.task).n(""))

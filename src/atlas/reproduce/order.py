@@ -99,28 +99,30 @@ class Order:
         if not self.of_mnist and (self.network or self.version != "written"):
             raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} is of other data")
         for pattern in self.only:
-            if not any(fnmatchcase(row.key, pattern) for row in self.all_rows):
-                keys = ", ".join(row.key for row in self.all_rows)
+            if not any(fnmatchcase(row.key, pattern) for row in self.scaled_rows):
+                keys = ", ".join(row.key for row in self.scaled_rows)
                 raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
         for row in self.rows:
-            self._check_preset(row)
-
-    def _check_preset(self, row: Row) -> None:
-        name = self.run(row, 0).preset
-        if name not in preset.names():
-            hint = "; take --version written" if self.version == "tuned" else ""
-            raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
+            if (name := self._preset(row)) not in preset.names():
+                hint = "; take --version written" if self.version == "tuned" else ""
+                raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
 
     @property
-    def all_rows(self) -> list[Row]:
-        """Those of the artefact at this scale."""
+    def scaled_rows(self) -> list[Row]:
+        """The artefact's rows at this scale."""
         return [row for row in self.artefact.rows if row.smoke or self.scale != "smoke"]
 
     @property
     def rows(self) -> list[Row]:
         """Those that were asked for."""
         patterns = self.only or ("*",)
-        return [row for row in self.all_rows if any(fnmatchcase(row.key, p) for p in patterns)]
+        return [row for row in self.scaled_rows if any(fnmatchcase(row.key, p) for p in patterns)]
+
+    @property
+    def all_rows(self) -> list[Row]:
+        """Those that are shown: of a tuned version, not all rows may have their preset yet."""
+        known = set(preset.names())
+        return [row for row in self.scaled_rows if self._preset(row) in known]
 
     @property
     def of_mnist(self) -> bool:
@@ -132,8 +134,11 @@ class Order:
 
     def run(self, row: Row, seed: int) -> Run:
         setting = self.setting(row.task)
-        name = f"{setting.prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
+        name = self._preset(row)
         return Run(name, _fitting({**setting.changes, **row.changes}, name), seed)
+
+    def _preset(self, row: Row) -> str:
+        return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
 
     def surrogate(self, task: str) -> Run:
         setting = self.setting(task)

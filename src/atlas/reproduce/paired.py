@@ -27,11 +27,12 @@ class PairedTests:
 
     def __call__(self, findings: Findings) -> Table | None:
         names = {row.key: row.label for row in findings.rows}
+        columns = [c for c in (*STRONG, WORST) if c in findings.order.artefact.columns]
+        others = [other for other in self.others if other in names and self.one in names]
         lines = [
             line
-            for column in (*STRONG, WORST)
-            if column in findings.order.artefact.columns
-            for other in self.others
+            for column in columns
+            for other in others
             for line in _lines(findings, self.one, other, names[other], column)
         ]
         if not lines:

@@ -81,7 +81,7 @@ def _mnist(scale: ScaleName, network: str) -> Setting:
         return Setting(prefix, words, images={"": 1000, "PGD-20": 10_000, **few})
     words = f"{network} on 300 embedded images, 3 epochs, eps 0.05: a test of the machinery, no result"
     changes = {"data": "mnist-mini:300", "threat.eps": 0.05, **_BRIEF}
-    return Setting(prefix, words, changes, {"": 30, "PGD-20": 40}, cut=True)
+    return Setting(prefix, words, changes, {"": 20, "PGD-20": 30}, cut=True)
 
 
 def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
@@ -100,11 +100,11 @@ def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
             "training.schedule.epochs": 30,
             "training.schedule.ramp_epochs": 10,
         }
-        return Setting(f"{task}-", words, changes, {"": 500, "PGD-20": 1000, "AutoAttack": 200, "RayS": 50})
+        return Setting(f"{task}-", words, changes, {"": 400, "PGD-20": 1000, "RayS": 50})
     words = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs: a test of the machinery, no result"
     data = str(smoke_data / f"{task}-smoke.npz")
     changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}
-    return Setting(f"{task}-", words, changes, {"": 24, "PGD-20": 40}, cut=True)
+    return Setting(f"{task}-", words, changes, {"": 20, "PGD-20": 30}, cut=True)
 
 
 def make_smoke_data(folder: Path) -> None:

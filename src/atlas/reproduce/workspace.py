@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +147,12 @@ def origin(folder: Path) -> dict[str, Any]:
         return {}
 
 
+@cache
 def commit() -> str | None:
-    """The commit of this code, with a + where files differ from it; None where it is no work tree."""
+    """The commit of this code, with a + where files differ from it; None where it is no work tree.
+
+    Asked once: what runs is what was there when it was started.
+    """
     try:
         known = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--", "src")

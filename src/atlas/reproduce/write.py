@@ -52,9 +52,16 @@ def plain(findings: Findings) -> dict[str, Any]:
         "attack_dtype": order.attack_dtype,
         "command": order.command,
         "commit": commit(),
+        "surrogates": {task: order.surrogate(task).command for task in _attacked(findings)},
         "missing": findings.missing,
         "rows": [_row(findings, row) for row in findings.rows],
     }
+
+
+def _attacked(findings: Findings) -> list[str]:
+    """The data sets with a black box column."""
+    order = findings.order
+    return sorted({row.task for row in findings.rows if any(c.transfer for c in order.columns(row))})
 
 
 def _row(findings: Findings, row: Row) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def test_every_cell_of_table_1_is_what_the_evaluations_hold(
             difference = None if cell["paper"] is None else pytest.approx(cell["ours"] - cell["paper"])
             assert cell["difference"] == difference
             verdicts.add((seed["k"], seed["n"]))
-    assert len(verdicts) > 10, "a table of which most cells differ"
+    assert len(verdicts) > 6, "not one number for all cells"
 
 
 def test_the_paired_tests_of_table_1(

@@ -142,6 +142,18 @@ def test_a_tuned_row_without_a_preset_names_it(monkeypatch: pytest.MonkeyPatch) 
         order("table1-mnist", version="tuned")
 
 
+def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [*preset.names(), "mnist-small-adv-1-tuned"]
+    monkeypatch.setattr(preset, "names", lambda: known)
+    read = preset.load_preset
+    monkeypatch.setattr(preset, "load_preset", lambda name: read(name.removesuffix("-tuned")))
+    asked = order("table1-mnist", version="tuned", only=("adv-1",))
+    assert [row.key for row in asked.rows] == [row.key for row in asked.all_rows] == ["adv-1"]
+    assert asked.name == "table1-mnist-cpu-tuned"
+    with pytest.raises(UsageError, match="needs the preset mnist-small-atlas-1-tuned"):
+        order("table1-mnist", version="tuned", only=("adv-1", "atlas-1"))
+
+
 def test_the_command_goes_on_with_the_same_order() -> None:
     asked = order("table1-mnist", network="cnn", seeds=3, only=("*-1",), attack_dtype="bfloat16")
     options = "--network cnn --seeds 3 --attack-dtype bfloat16 --rows '*-1'"

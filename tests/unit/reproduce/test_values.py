@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 
 from atlas.evaluation import Score
-from atlas.reproduce.findings import Verdicts, shared
 from atlas.reproduce.values import T_95, Measured, Value
+from atlas.reproduce.verdicts import Verdicts, shared
 
 
 def value(*rates: float, paper: float | None = 80.0, n: int = 200, **rest: object) -> Value:

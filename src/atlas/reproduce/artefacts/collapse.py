@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from atlas.report import plots
 from atlas.report.tables import Cell, Table
@@ -14,13 +15,12 @@ from atlas.reproduce.comparison import Line, title
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import Findings
 
-STABLE = {"method.alpha": paper.text("stable_alpha"), "method.beta": paper.text("stable_beta")}
-COLLAPSED = {
-    "method.alpha": float(paper.text("collapse_alpha")),
-    "method.beta": float(paper.text("collapse_beta")),
-}
-# The paper has no such pair for MNIST. These two differ as its two do: the second has no local part, a
-# larger beta, and a start that is clipped to the pixel box.
+STABLE, COLLAPSED = (
+    {f"method.{weight}": float(paper.text(f"{which}_{weight}")) for weight in ("alpha", "beta")}
+    for which in ("stable", "collapse")
+)
+# The paper has no such pair for MNIST. These two differ as its two do, in that the second has no local part
+# and a larger beta. Its start is clipped to the pixel box too: on the embedded data it collapses only so.
 MNIST_STABLE = {"method.alpha": 1e-5, "method.beta": 0.3}
 MNIST_COLLAPSED = {"method.alpha": 0.0, "method.beta": 1.0, "method.attack.clip_start": True}
 
@@ -96,21 +96,18 @@ def draw(findings: Findings) -> Figure:
 
 def _draw(panels: Any, course: Course) -> None:
     last = course.epochs[-1]
-    probes = [
-        (r["step"] * (last["epoch"] + 1) / last["step"], r["jacobian"])
-        for r in course.records
-        if r["kind"] == "probe"
-    ]
+    a_step = (last["epoch"] + 1) / last["step"]
+    probes = [record for record in course.records if record["kind"] == "probe"]
     at = [epoch["epoch"] + 1 for epoch in course.epochs]
-    panels[0].plot(*zip(*probes, strict=True), lw=0.8)
+    panels[0].plot([a_step * p["step"] for p in probes], [p["jacobian"] for p in probes], lw=0.8)
     panels[1].plot(at, [100 * epoch["val_robust"] for epoch in course.epochs])
     panels[2].plot(at, [100 * epoch["val_clean"] for epoch in course.epochs])
-    for axis, name in zip(
-        panels, ("||J(x')||²", "validation robust (%)", "validation clean (%)"), strict=True
-    ):
+    names = ("||J(x')||²", "validation robust (%)", "validation clean (%)")
+    for axis, name in zip(panels, names, strict=True):
         axis.set_ylabel(name)
         for epoch in course.collapses:
             axis.axvline(epoch + 1, color="red", ls=":", lw=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in panels[1:]:
         axis.set_ylim(0, 100)
 

@@ -21,16 +21,9 @@ from atlas.training import load_model
 from atlas.training.run import checked_device
 
 ROWS = (
-    Row("mnist", "natural", label="before robust training", columns=()),
-    Row(
-        "mnist",
-        "atlas-1",
-        {"method.beta": 0.0},
-        key="local",
-        label="after the local part (ATLAS-l)",
-        columns=(),
-    ),
-    Row("mnist", "atlas-1", key="global", label="after the global part (ATLAS)", columns=()),
+    Row("mnist", "natural", label="before robust training"),
+    Row("mnist", "atlas-1", {"method.beta": 0.0}, key="local", label="after the local part (ATLAS-l)"),
+    Row("mnist", "atlas-1", key="global", label="after the global part (ATLAS)"),
 )
 IMAGES = 200
 
@@ -78,12 +71,9 @@ def summary(findings: Findings) -> Table | None:
     middle = len(found.own.t) // 2
     lines: list[list[Cell | str]] = []
     for k, row in enumerate(ROWS):
-        at_x, shared, own = (
-            found.own.adversarial[k, :, middle],
-            found.shared.adversarial[k].any(1),
-            found.own.adversarial[k].any(1),
-        )
-        shares = [100 * float(wrong.float().mean()) for wrong in (at_x, shared, own)]
+        shared, own = found.shared.adversarial[k], found.own.adversarial[k]
+        wrong = (own[:, middle], shared.any(1), own.any(1))
+        shares = [100 * float(which.float().mean()) for which in wrong]
         lines.append([row.label, *(Cell(f"{share:.1f}", share) for share in shares)])
     notes = (
         f"In % of {found.own.losses.shape[1]} test images. A line goes through x along the signs of the "
@@ -95,22 +85,18 @@ def summary(findings: Findings) -> Table | None:
 
 def data(findings: Findings) -> Table:
     """What is drawn, point by point."""
-    heads = (
-        "model",
-        "t",
-        "loss of the image shown",
-        "wrong on the first model's line",
-        "wrong on its own line",
-    )
+    heads = ("model", "t", "loss of the image shown", "wrong on the first line", "wrong on its own line")
     found = curves(findings)
-    lines: list[list[Cell | str]] = []
-    for k, row in enumerate(ROWS) if found else ():
-        assert found is not None
-        loss = found.shared.losses[k, found.shown]
-        wrong = [line.adversarial[k].float().mean(0) for line in (found.shared, found.own)]
-        for numbers in zip(found.own.t, loss, *wrong, strict=True):
-            lines.append([row.key, *(Cell(f"{float(v):.6g}", float(v)) for v in numbers)])
+    lines = [line for k, row in enumerate(ROWS) if found for line in _points(found, k, row.key)]
     return Table.of(f"{title(findings)}: curves", heads, lines)
+
+
+def _points(found: Curves, k: int, name: str) -> list[list[Cell | str]]:
+    """Those of one model."""
+    loss = found.shared.losses[k, found.shown]
+    wrong = [line.adversarial[k].float().mean(0) for line in (found.shared, found.own)]
+    points = zip(found.own.t, loss, *wrong, strict=True)
+    return [[name, *(Cell(f"{float(v):.6g}", float(v)) for v in numbers)] for numbers in points]
 
 
 def draw(findings: Findings) -> Figure:
@@ -141,10 +127,8 @@ def _loss(axis: Any, found: Curves, k: int) -> None:
     axis.plot(t[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
     axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
     axis.plot([0, 1], losses[k][[len(t) // 2, len(t) - 1]], "k|", ms=7)
-    axis.annotate("x", (0, 0), xycoords=("data", "axes fraction"), xytext=(2, 2), textcoords="offset points")
-    axis.annotate(
-        "x'", (1, 0), xycoords=("data", "axes fraction"), xytext=(-8, 2), textcoords="offset points"
-    )
+    for name, place in {" x": 0.0, "x'": 0.9}.items():
+        axis.text(place, 0.02, name, transform=axis.get_xaxis_transform())
 
 
 def _share(axis: Any, found: Curves, k: int) -> None:

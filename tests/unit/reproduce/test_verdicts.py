@@ -1,0 +1,91 @@
+"""A row by hand: clean, worst case, chance, and flags over columns that saw different images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from atlas.evaluation import AttackResult, Report
+from atlas.reproduce.artefact import Row
+from atlas.reproduce.course import Course
+from atlas.reproduce.findings import _marks
+from atlas.reproduce.order import Run
+from atlas.reproduce.verdicts import Exam, Subject
+
+CLEAN, SURVIVED = -1, -2
+
+
+def exam(right: list[int], clean: list[int], ids: list[int] | None = None, white_box: bool = True) -> Exam:
+    """One attack on some images: which are right after it, and which were before."""
+    n = len(right)
+    before, after = torch.tensor(clean).bool(), torch.tensor(right).bool()
+    attempt = torch.where(before, torch.where(after, SURVIVED, 0), CLEAN)
+    step, queries = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.int64)
+    result = AttackResult("attack", {}, white_box, 5, 1, attempt, step, torch.zeros(n), queries)
+    numbers = torch.tensor(ids if ids is not None else range(n))
+    report = Report({}, numbers, numbers % 2, before, {"attack": result}, [], {"attack": 1.0})
+    return Exam(Path("nowhere"), report)
+
+
+def subject(exams: dict[str, Exam], usual: int | None = None, columns: int | None = None) -> Subject:
+    run = Run("mnist-small-adv-1", {}, 0)
+    course = Course(run, "finished", None, (), 0.0)
+    return Subject(Row("mnist", "adv-1"), course, exams, columns or len(exams), usual)
+
+
+def test_clean_is_of_the_most_images_and_worst_is_image_by_image() -> None:
+    large, small = exam([1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0]), exam([0, 1, 1, 1], [1, 1, 1, 1])
+    row = subject({"PGD-20": large, "Un-T": small}, usual=4)
+    clean, worst = row.verdicts("clean"), row.verdicts("worst case")
+    assert clean is not None
+    assert (clean.score.right, clean.score.n) == (5, 6)
+    assert worst is not None
+    assert worst.ids.tolist() == [0, 1, 2, 3]
+    assert worst.right.tolist() == [False, True, True, False]
+    assert row.worst_of == ("PGD-20", "Un-T")
+
+
+def test_a_column_on_fewer_images_than_most_is_no_part_of_the_worst_case() -> None:
+    many, few = exam([1, 1, 0, 1], [1, 1, 1, 1]), exam([0, 0], [1, 1])
+    row = subject({"PGD-20": many, "RayS": few}, usual=4)
+    worst = row.verdicts("worst case")
+    assert row.worst_of == ("PGD-20",)
+    assert worst is not None
+    assert (worst.score.right, worst.score.n) == (3, 4)
+    whole = subject({"PGD-20": many, "RayS": few}, usual=None)
+    assert whole.worst_of == ("PGD-20",), "all images are what the largest has"
+
+
+def test_there_is_no_worst_case_until_all_columns_are_there() -> None:
+    row = subject({"PGD-20": exam([1, 1], [1, 1])}, columns=2)
+    assert not row.complete
+    assert row.verdicts("worst case") is None
+    assert row.verdicts("Un-T") is None
+    assert row.verdicts("PGD-20") is not None
+    assert subject({}, columns=1).verdicts("clean") is None
+
+
+@pytest.mark.parametrize(("right", "chance"), [(50, True), (55, True), (75, False)])
+def test_a_model_that_names_the_commonest_class_is_at_chance(right: int, chance: bool) -> None:
+    """Of 100 images half are of either class; 55 right could be chance, 75 not."""
+    flags = [1] * right + [0] * (100 - right)
+    assert subject({"PGD-20": exam(flags, flags)}).at_chance is chance
+
+
+def test_a_black_box_attack_that_finds_more_is_flagged_across_columns() -> None:
+    """By hand: of 100 images the white-box attack leaves 90, of which the other fools 5."""
+    everything = [1] * 100
+    white = exam([0] * 10 + [1] * 90, everything)
+    black = exam([1] * 95 + [0] * 5, everything, white_box=False)
+    row = subject({"PGD-20": white, "RayS": black})
+    assert [flag.name for flag in row.flags] == ["black-box-stronger"]
+    assert "fools 5 of 100 images" in row.flags[0].message
+    assert subject({"PGD-20": white}).flags == []
+
+
+def test_a_mean_of_fewer_seeds_says_so() -> None:
+    rows = (subject({"PGD-20": exam([1] * 9, [1] * 9)}), subject({}, columns=1))
+    assert _marks(rows, 1) == ("1 of 2 seeds",)
+    assert _marks(rows, 2) == ()
