@@ -62,6 +62,8 @@ class Lines:
         for k, (name, curve) in enumerate(self.curves.items()):
             look: dict[str, Any] = {"color": plots.PALETTE[k], "marker": MARKERS[k]}
             values = [(row.changes[self.over], findings.value(row, column)) for row in rows if curve.has(row)]
+            if not values:
+                continue
             _curve(axis, values, {**look, "label": name})
             theirs = [(x, value.paper) for x, value in values if value.paper is not None]
             known = known or bool(theirs)

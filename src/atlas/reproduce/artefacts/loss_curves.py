@@ -112,8 +112,8 @@ def draw(findings: Findings) -> Figure:
                 _share(axes[1][k], found, k)
         axes[0][0].set_ylabel("loss, one image")
         axes[1][0].set_ylabel("images that err (%)")
-        for line in axes:
-            line[0].legend(loc="best") if found is not None else None
+        handles = [handle for line in axes for handle in line[0].get_legend_handles_labels()[0]]
+        figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(handles)))
         figure.suptitle(plots.label(title(findings)), fontsize=8)
     return figure
 
@@ -126,13 +126,16 @@ def _loss(axis: Any, found: Curves, k: int) -> None:
     above = losses[k] > BOUNDARY
     axis.plot(t[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
     axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
-    axis.plot([0, 1], losses[k][[len(t) // 2, len(t) - 1]], "k|", ms=7)
-    for name, place in {" x": 0.0, "x'": 0.9}.items():
-        axis.text(place, 0.02, name, transform=axis.get_xaxis_transform())
+    axis.set_yscale("symlog", linthresh=1)  # a model that nobody has made robust goes far above the boundary
+    axis.set_ylim(bottom=-0.1)
+    for place in (0, 1):
+        axis.axvline(place, color="gray", lw=0.5)
+    for name, place in {"x": 0.03, "x'": 0.88}.items():
+        axis.text(place, 0.08, name, transform=axis.get_xaxis_transform())
 
 
 def _share(axis: Any, found: Curves, k: int) -> None:
-    names = {"along its own line": found.own, "along the first model's": found.shared}
+    names = {"images along a model's own line": found.own, "along the first model's": found.shared}
     for style, (name, line) in zip(("-", "--"), names.items(), strict=True):
         share = 100 * line.adversarial[k].float().mean(0)
         axis.plot(line.t, share, style, color=plots.PALETTE[1], label=name)
