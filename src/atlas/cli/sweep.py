@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -137,4 +138,4 @@ def _print(found: list[Row], keys: list[str], folder: Path) -> None:
     console.print(table)
     _say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
     if (folder / "best.toml").exists():
-        _say(f"the best once more: atlas train {folder / 'best.toml'}")
+        _say(f"the best once more: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from atlas.disk import write_atomic
 from atlas.report.tables import Cell, Table
@@ -39,10 +40,15 @@ def as_table(found: Sequence[Row], sweep: Sweep, total: int) -> Table:
     columns = ["trial", "state", *sweep.space, f"score ({sweep.score_label})", "clean", "robust"]
     columns += ["best epoch", "epochs", "seconds", "config", "note"]
     top = best(found)
+    notes = [
+        f"trials are scored by {key} too: of other values of it the scores cannot be compared"
+        for key in sweep.measures
+    ]
     return Table.of(
         f"{sweep.name}: {len(found)} of {total} trials, validation accuracy in % with 95% intervals",
         columns,
         [_cells(row, sweep, row is top) for row in found],
+        notes=tuple(notes),
     )
 
 
@@ -52,7 +58,7 @@ def _cells(row: Row, sweep: Sweep, is_best: bool) -> list[Cell | str]:
     return [
         Cell.number(row.slot + 1, "{:.0f}"),
         outcome.state,
-        *(Cell.number(v, "{:.4g}") if isinstance(v, int | float) else str(v) for v in values),
+        *(_setting(value) for value in values),
         _accuracy(row, outcome.score, is_best),
         _accuracy(row, outcome.clean),
         _accuracy(row, outcome.robust),
@@ -62,6 +68,11 @@ def _cells(row: Row, sweep: Sweep, is_best: bool) -> list[Cell | str]:
         outcome.config,
         outcome.note,
     ]
+
+
+def _setting(value: Any) -> Cell | str:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool)
+    return Cell.number(value, "{:.4g}") if numeric else str(value)
 
 
 def _accuracy(row: Row, share: float | None, is_best: bool = False) -> Cell | str:

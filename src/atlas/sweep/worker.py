@@ -30,7 +30,10 @@ def work(
     folder.
     """
     total = len(grid_points(sweep.space)) if trials is None else trials
-    say(f"writing to {place.folder}: {total} trials over {', '.join(sweep.space)}")
+    number = "1 trial" if total == 1 else f"{total} trials"
+    say(f"writing to {place.folder}: {number} over {', '.join(sweep.space)}")
+    for key in sweep.measures:
+        say(f"trials are scored by {key} too: compare those of one value, for the best of all means little")
     with told_plainly(url or ""):
         storage = open_storage(url, place.folder)
         study = join(sweep, storage, place.folder)

@@ -14,6 +14,7 @@ import pytest
 from atlas.config import fingerprint
 from atlas.errors import DiskError, NumericError, UsageError
 from atlas.reproduce import preset
+from atlas.sweep import scoring
 from atlas.training import RunConfig, load_config
 from tests.unit.sweep.runs import PRESET, fake_training, run, small_sweep
 
@@ -219,3 +220,25 @@ def test_optuna_reads_the_study(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert study.best_params == {"method.alpha": 1e-4}
     assert study.best_value == pytest.approx(0.6)
     assert len(study.best_trial.intermediate_values) == EPOCHS - (RAMP - 1)
+
+
+def test_what_trials_are_scored_by_is_not_searched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The smallest eps would win."""
+    fake_training(monkeypatch, lambda config: [1 - config.threat.eps])
+    with pytest.raises(UsageError, match=r"search over threat\.eps would find the weakest attack"):
+        small_sweep(ranges=["threat.eps=0.1..0.3"])
+    with pytest.raises(UsageError, match=r"training\.validation\.attack\.steps"):
+        small_sweep(ranges=["training.validation.attack.steps=1..9"])
+    other = scoring.named_attack("un-t", "mnist")
+    assert not small_sweep(ranges=["training.validation.attack.steps=1..9"], score=other).measures
+    _, said = run(small_sweep(grid=["threat.eps=0.1,0.3"]), tmp_path / "s")
+    assert "trials are scored by threat.eps too" in said[1]
+    assert "scores cannot be compared" in (tmp_path / "s/table.md").read_text()
+
+
+def test_yes_and_no_are_words_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_training(monkeypatch, lambda config: [0.1])
+    run(small_sweep(grid=["training.optimizer.nesterov=true,false"]), tmp_path / "s")
+    text = (tmp_path / "s/table.md").read_text()
+    assert "| 1 | done | True |" in text
+    assert "| 2 | done | False |" in text
