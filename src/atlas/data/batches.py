@@ -42,7 +42,6 @@ def batches(
     *,
     seed: int,
     epoch: int,
-    shuffle: bool = True,
     augment: Augment | None = None,
     device: torch.device | str = "cpu",
     first: int = 0,
@@ -56,7 +55,7 @@ def batches(
     count = num_batches(len(images), batch_size)
     if not 0 <= first <= count:
         raise UsageError(f"first batch: got {first}; wanted 0 to {count}")
-    order = _shuffled(images, seed, "order", epoch) if shuffle else torch.arange(len(images))
+    order = _shuffled(images, seed, "order", epoch)
     for number in range(first, count):
         stop = len(images) if number == count - 1 else (number + 1) * batch_size
         index = order[number * batch_size : stop]

@@ -63,12 +63,6 @@ def test_two_examples_keep_their_order_whoever_else_is_there() -> None:
     assert part == [i for i in whole if i % 3 == 0]
 
 
-def test_without_shuffling_the_order_is_the_sets_own() -> None:
-    images = numbered(100).subset([5, 99, 3, 40])
-    ids = [batch.ids.tolist() for batch in batches(images, 2, seed=0, epoch=0, shuffle=False)]
-    assert ids == [[5, 99], [3, 40]]
-
-
 @given(n=st.integers(1, 60), batch_size=st.integers(1, 20))
 def test_sizes_agree_with_num_batches_and_nobody_is_left_alone(n: int, batch_size: int) -> None:
     sizes = [len(batch.y) for batch in batches(numbered(n), batch_size, seed=0, epoch=0)]
@@ -125,15 +119,13 @@ def test_augmentation_belongs_to_seed_epoch_and_example() -> None:
     images = Images(torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8), torch.zeros(40).long(), 1)
     augment = AUGMENTS["pad-crop-flip"]
 
-    def by_id(seed: int, epoch: int, batch_size: int, shuffle: bool) -> torch.Tensor:
-        epoch_ = joined(
-            list(batches(images, batch_size, seed=seed, epoch=epoch, shuffle=shuffle, augment=augment))
-        )
+    def by_id(seed: int, epoch: int, batch_size: int) -> torch.Tensor:
+        epoch_ = joined(list(batches(images, batch_size, seed=seed, epoch=epoch, augment=augment)))
         return epoch_.x[epoch_.ids.argsort()]
 
-    assert torch.equal(by_id(0, 0, 7, True), by_id(0, 0, 40, False))
-    assert not torch.equal(by_id(0, 0, 7, True), by_id(0, 1, 7, True))
-    assert not torch.equal(by_id(0, 0, 7, True), by_id(1, 0, 7, True))
+    assert torch.equal(by_id(0, 0, 7), by_id(0, 0, 40))
+    assert not torch.equal(by_id(0, 0, 7), by_id(0, 1, 7))
+    assert not torch.equal(by_id(0, 0, 7), by_id(1, 0, 7))
 
 
 @pytest.mark.parametrize(("size", "count"), [(5, 5), (0.25, 25), (0.014, 1), (99, 99), (1, 1), (20.0, 20)])
