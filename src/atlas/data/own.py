@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from atlas.data import npz
 from atlas.data.convert import as_images
 from atlas.data.images import Images
 from atlas.errors import DataError
@@ -25,19 +24,13 @@ def load_npz(path: Path, train: bool) -> Images:
 
     The number of classes is the largest label of both halves plus one. Pickled objects are refused.
     """
-    if not zipfile.is_zipfile(path):
-        raise DataError(f"{path}: not an .npz file of plain arrays (it is not a zip archive)")
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            x, y = _names(path, train, arrays.files)
-            labels = [arrays[name] for name in {"y", "y_train", "y_test"}.intersection(arrays.files)]
-            pair = arrays[x], arrays[y]
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: not an .npz file of plain arrays ({error})") from error
-    largest = max(
-        (int(array.max()) for array in labels if array.dtype.kind in "iu" and array.size), default=0
-    )
-    return _named(as_images(pair, largest + 1), path)
+    found = npz.names(path)
+    x, y = _names(path, train, found)
+    labels = {"y", "y_train", "y_test"}.intersection(found)
+    arrays = npz.read(path, {x, y, *labels})
+    whole = [arrays[name] for name in labels if arrays[name].dtype.kind in "iu" and arrays[name].size]
+    largest = max((int(array.max()) for array in whole), default=0)
+    return _named(as_images((arrays[x], arrays[y]), largest + 1), path)
 
 
 def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -26,8 +25,9 @@ from torch import Tensor
 
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import differences
+from atlas.data import npz
 from atlas.disk import PART, write_atomic
-from atlas.errors import CheckpointError, UsageError
+from atlas.errors import CheckpointError, DataError, UsageError
 
 CONFIG, PROGRESS = "config.json", "progress.json"
 SAME = 1e-3
@@ -54,7 +54,7 @@ class EvaluationFolder:
         path = self.path / CONFIG
         try:
             return dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
 
     def check_answers(self, clean: Mapping[str, Tensor]) -> None:
@@ -87,13 +87,16 @@ class EvaluationFolder:
 
     def load_columns(self, name: str) -> dict[str, Tensor] | None:
         """The columns of this name; None where they are not there or damaged, to be made again."""
-        path = self.path / f"{name}.npz"
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return {key: torch.from_numpy(file[key]) for key in file.files}
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile):
+            arrays = npz.read(self.path / f"{name}.npz")
+            return {
+                key: torch.from_numpy(np.require(array, requirements="W")) for key, array in arrays.items()
+            }
+        except (
+            FileNotFoundError,
+            DataError,
+            TypeError,
+        ):  # the last: a type of numbers that torch does not have
             return None
 
     def save_state(self, label: str, tensors: Mapping[str, Tensor], seconds: float) -> None:
