@@ -16,7 +16,16 @@ from collections.abc import Collection
 from atlas.data.files import GET_AGAIN, File
 from atlas.errors import DataError
 
-_BROKEN = (tarfile.TarError, EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
+_BROKEN = (
+    tarfile.TarError,
+    EOFError,
+    OSError,
+    ValueError,
+    zlib.error,
+    lzma.LZMAError,
+    RecursionError,
+    MemoryError,
+)
 _HEADERS = 1 << 20  # what a tar may hold beside the members we know: headers, a readme, names of classes
 
 

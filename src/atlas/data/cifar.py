@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ from atlas.errors import DataError
 
 _SHAPE = (3, 32, 32)
 _PIXELS = math.prod(_SHAPE)
+_MOST_TUPLES = 16  # numpy makes half a dozen for an array
+_LARGE_SETS = ("FROZENSET", "EMPTY_SET", "ADDITEMS", "NEXT_BUFFER", "READONLY_BUFFER")
 
 
 def parse_records(parts: Sequence[bytes], label_bytes: int) -> tuple[Tensor, Tensor]:
@@ -55,9 +58,25 @@ def safe_unpickle(data: bytes) -> object:
     an array are known, and inert stand-ins take their place.
     """
     try:
+        _check_steps(data)
         return _Unpickler(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a broken pickle may raise anything
         raise DataError(f"a pickle that is refused or broken: {error}") from error
+
+
+def _check_steps(data: bytes) -> None:
+    """Refuse steps with which a few bytes could take all memory or all time, before any is made.
+
+    A place in the memo beyond the end of all places makes room for every one before it; and tuples of the
+    same two tuples, one within the other, take twice the time to hash with each.
+    """
+    tuples = puts = 0
+    for step, argument, _ in pickletools.genops(data):
+        tuples += "TUPLE" in step.name
+        puts += "PUT" in step.name or step.name == "MEMOIZE"
+        far = "PUT" in step.name and not 0 <= int(argument or 0) <= puts
+        if far or tuples > _MOST_TUPLES or step.name in _LARGE_SETS:
+            raise pickle.UnpicklingError(f"the step {step.name}, which no list of images needs here")
 
 
 class Array:

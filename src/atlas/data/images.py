@@ -13,6 +13,8 @@ from torch import Tensor
 
 from atlas.errors import DataError
 
+MOST_CLASSES = 1 << 20
+
 Index = Tensor | slice | Sequence[int]
 
 _COUNTED = torch.empty(0, dtype=torch.int64)  # a set is never empty, so this can stand for "0, 1, 2, ..."
@@ -135,6 +137,11 @@ def check_whole(y: Tensor) -> None:
 
 def _check_y(y: Tensor, count: int, num_classes: int) -> None:
     got = f"y: got {describe(y)}"
+    if num_classes > MOST_CLASSES:
+        raise DataError(
+            f"{got} for {num_classes} classes; wanted {MOST_CLASSES} at most: a label such as 4294967295 "
+            "is a -1 that was read without its sign"
+        )
     if y.ndim != 1:
         raise DataError(f"{got}; wanted one label an image, [{count}] (of one-hot rows take y.argmax(1))")
     if len(y) != count:
