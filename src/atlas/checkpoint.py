@@ -21,6 +21,10 @@ from atlas.errors import CheckpointError
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""
+_DAMAGE = (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError)
+"""What a file that is not ours, or no longer, makes its readers raise."""
+FORMAT = 1
+"""Of these files. It changes when what they hold can no longer be read as before."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -28,7 +32,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = json.dumps(about)
     # One entry, because safetensors writes several in a random order, and equal contents make equal files.
-    label = json.dumps({"about": text, "sha256": _digest(plain, text)}, sort_keys=True)
+    label = json.dumps({"about": text, "sha256": _digest(plain, text), "format": FORMAT}, sort_keys=True)
     write_atomic(path, to_bytes(plain, metadata={LABEL: label}))
 
 
@@ -39,16 +43,30 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
             # Copies, because the file may be replaced while they are in use.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        text, wanted = str(label["about"]), label["sha256"]
+        text, wanted, kind = label["about"], label["sha256"], label.get("format", FORMAT)
+        found = _digest(tensors, text)
     except KeyError:
         raise CheckpointError(f"{path} was not written by atlas: it has no checksum") from None
-    except (SafetensorError, OSError, ValueError, TypeError) as error:
+    except _DAMAGE as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
-    found = _digest(tensors, text)
+    if kind != FORMAT:
+        raise CheckpointError(
+            f"{path} is of format {str(kind)[:20]}, and this version of atlas reads format {FORMAT}: use the "
+            "version that wrote it"
+        )
     if wanted != found:
-        raise CheckpointError(f"{path} is damaged: expected sha256 {wanted}, found {found}")
-    about: dict[str, Any] = json.loads(text)
-    return tensors, about
+        raise CheckpointError(f"{path} is damaged: expected sha256 {str(wanted)[:64]}, found {found}")
+    return tensors, _table(path, text)
+
+
+def _table(path: Path, text: str) -> dict[str, Any]:
+    try:
+        about = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
+    if not isinstance(about, dict):
+        raise CheckpointError(f"{path} holds {type(about).__name__} beside its tensors; wanted a table")
+    return about
 
 
 def _digest(tensors: Mapping[str, Tensor], text: str) -> str:

@@ -27,7 +27,7 @@ def load_report(path: Path) -> Report:
         flags = [Flag(**flag) for flag in summary["flags"]]
         about = summary["about"]
         return Report(about, clean["ids"], clean["y"], clean["right"], results, flags, place.times())
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} holds no finished evaluation ({type(error).__name__}: {error}); run it to the end, "
             "and name the folder that it wrote to"

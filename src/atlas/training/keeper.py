@@ -102,7 +102,13 @@ class Keeper:
                     f"the {what} images are not those that this run was started with: give it the same data"
                 )
         self.trainer.learner.load(tensors)
-        self.trainer.go_on_from(about)
+        try:
+            self.trainer.go_on_from(about)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"the saved state is of another version of atlas ({type(error).__name__}: {error}): go on "
+                "with the one that wrote it, or start the run anew"
+            ) from error
 
     def newest(self) -> State | None:
         """The newest good state in the folder, with a warning of those that are damaged."""

@@ -83,7 +83,7 @@ class Learner:
                 self.ema.load_state_dict(_under(tensors, "ema"))
             self._load_optimizer(_under(tensors, "optimizer"))
             torch.set_rng_state(tensors["torch_rng"])
-        except (RuntimeError, KeyError, ValueError) as error:
+        except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"the saved state does not fit this model and optimiser: {error}"
             ) from error

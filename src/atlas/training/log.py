@@ -47,7 +47,7 @@ class Log:
             )
         if len(data) > size:
             os.truncate(path, size)
-        return [json.loads(line) for line in data[:size].splitlines()]
+        return [_record(path, line) for line in data[:size].splitlines()]
 
     def _whole_lines(self, path: Path) -> list[Record]:
         """The records of a file whose last line a crash may have torn; that line is cut off."""
@@ -55,7 +55,7 @@ class Log:
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
             os.truncate(path, len(whole))
-        return [json.loads(line) for line in whole.splitlines()]
+        return [_record(path, line) for line in whole.splitlines()]
 
     def add(self, record: Record) -> None:
         if record["kind"] == "epoch":
@@ -96,3 +96,13 @@ class Log:
     ) -> None:
         if self.events is not None:
             self.events.close()
+
+
+def _record(path: Path, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; start the run anew") from error
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path} is damaged: a line is {str(record)[:50]}; start the run anew")
+    return record

@@ -131,9 +131,12 @@ def load_model(
     path = RunFolder(weights).best if weights.is_dir() else weights
     tensors, about = load_tensors(path)
     if model is None:
-        if "model" not in about or (":" in about["model"] and not weights.is_dir()):
+        if "model" not in about or (":" in str(about["model"]) and not weights.is_dir()):
             raise CheckpointError(f"{path} is of a model of your own: give it as load_model(..., model=...)")
-        model = _build(about)
+        try:
+            model = _build(about)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
