@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -19,12 +19,17 @@ from atlas.errors import UsageError, choose, unknown
 
 T = TypeVar("T")
 Table = dict[str, Any]
+LARGEST = 2**63
+"""Beyond all whole numbers: tensors and times hold none of more bits."""
+DEEPEST = 20
 Registries = Mapping[type, Mapping[str, Callable[..., Any]]]
 """For a type: what its `name` may be, and what builds each."""
 
 
 def build(target: Callable[..., T], table: Mapping[str, Any], registries: Registries, where: str = "") -> T:
     """`target` (a dataclass or a function) called with the table's values, each checked by its type."""
+    if not where:
+        _check_depth(table)
     if not isinstance(table, Mapping):
         raise UsageError(f"{where or 'the configuration'} is {table!r}; wanted a table")
     if target in registries:
@@ -41,6 +46,22 @@ def build(target: Callable[..., T], table: Mapping[str, Any], registries: Regist
     return target(**values)
 
 
+def _check_depth(table: object) -> None:
+    """Refuse tables within tables beyond all sense, which would exhaust whoever walks down or prints them."""
+    level: list[Any] = [table]
+    for _ in range(DEEPEST):
+        level = [value for outer in level for value in _inside(outer)]
+        if not level:
+            return
+    raise UsageError(f"the configuration has more than {DEEPEST} tables or lists within each other")
+
+
+def _inside(value: object) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
 def check_choices(value: Any) -> None:
     """Refuse a dataclass with a `Literal` field that is none of its choices.
 
@@ -55,7 +76,7 @@ def check_choices(value: Any) -> None:
 def check_counts(**counts: int) -> None:
     """Refuse a count, named by its keyword, that is not a whole number from 1."""
     for name, count in counts.items():
-        if not (count >= 1 and count % 1 == 0):
+        if not (1 <= count < LARGEST and count % 1 == 0):
             raise UsageError(f"{name} is {count}; wanted a whole number from 1")
 
 
@@ -104,6 +125,8 @@ def _parse_scalar(value: Any, wanted: Any, where: str) -> Any:
         return number(value, where)
     if type(value) is not wanted:
         raise _mismatch(value, {int: "a whole number", bool: "true or false", str: "text"}[wanted], where)
+    if wanted is int and not abs(value) < LARGEST:
+        raise UsageError(f"{where} has {value.bit_length()} bits; wanted a whole number of at most 63")
     return value
 
 
@@ -141,6 +164,8 @@ def table_of(value: Any, registries: Registries) -> Any:
 
 def override(table: Mapping[str, Any], dotted: str, value: Any) -> Table:
     """The table with ``a.b.c`` set to the value."""
+    if dotted.count(".") >= DEEPEST:
+        raise UsageError(f"{dotted[:50]}... has {dotted.count('.')} dots; wanted a key such as method.alpha")
     head, _, rest = dotted.partition(".")
     below = table.get(head)
     if rest:

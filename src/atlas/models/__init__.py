@@ -66,7 +66,12 @@ def build(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         make = own(name) if ":" in name else _registered(name, size)
         torch.default_generator.manual_seed(seed)  # after a user's module was imported: that may draw too
-        model = make(num_classes, size)
+        try:
+            model = make(num_classes, size)
+        except (RuntimeError, MemoryError, OverflowError) as error:  # more weights than there is memory for
+            raise UsageError(
+                f"model {name!r} cannot be made for {num_classes} classes and shape {size}: {error}"
+            ) from error
     return model if normalize is None else _normalized(model, size[0], *normalize)
 
 
@@ -85,7 +90,7 @@ def _checked(num_classes: int, shape: Sequence[int]) -> Shape:
 
 
 def _registered(name: str, shape: Shape) -> Make:
-    wide = re.fullmatch(r"wrn-(\d+)-(\d+)", name)
+    wide = re.fullmatch(r"wrn-(\d{1,3})-(\d{1,3})", name)
     if wide:
         entry = _wrn(int(wide[1]), int(wide[2]), "")
     elif name in MODELS:
