@@ -14,6 +14,7 @@ from rich.table import Table
 
 from atlas.cli.console import console
 from atlas.config import override
+from atlas.disk import locked
 from atlas.errors import AtlasError, UsageError
 from atlas.models import MODELS
 from atlas.reproduce import preset
@@ -76,7 +77,8 @@ def train(
         if processes not in (1, size()):
             raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
     elif what is not None and (folder / "config.json").exists():
-        raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
+        with locked(folder):  # a run under way is another matter
+            raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
     elif processes > 1:
         raise typer.Exit(launch(sys.argv[1:], processes))
     with _one_voice(), connected() as ranks:
@@ -121,7 +123,7 @@ def setting(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set got {text!r}; wanted KEY=VALUE, such as method.alpha=1e-4")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or brackets as deep
         return key, value
 
 
