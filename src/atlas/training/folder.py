@@ -12,6 +12,7 @@ last.safetensors        the weights at the end
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,14 +53,14 @@ class RunFolder:
         """Write the configuration down, unless it is there already."""
         if self.config.exists() and not differences(self.read_config(), table):
             return
-        whole = {"config": table, "hash": fingerprint(table), "command": " ".join(["atlas", *sys.argv[1:]])}
+        whole = {"config": table, "hash": fingerprint(table), "command": _command()}
         write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
 
     def read_config(self) -> Table:
         try:
             whole = json.loads(self.config.read_text())
             config, noted = whole["config"], whole["hash"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.path} is not the folder of a run: {self.config.name}: {error}"
             ) from error
@@ -105,3 +106,10 @@ class RunFolder:
         if complaints:
             raise CheckpointError("; ".join(complaints) + ". No good state is left: start the run anew.")
         return None
+
+
+def _command() -> str:
+    """The command of ours that this process is; of somebody's own program nothing is written down."""
+    program = Path(sys.argv[0])
+    ours = program.name == "atlas" or program.parts[-2:] == ("atlas", "__main__.py")
+    return shlex.join(["atlas", *sys.argv[1:]]) if ours else ""
