@@ -59,6 +59,8 @@ def fit(
     (`with connected() as ranks:`, under torchrun): the first of them alone writes, speaks and calls
     `each_epoch`.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"the model is a {type(model).__name__}; wanted an nn.Module with weights to train")
     images, held_out = _sets(train_set, validation_set, training)
     _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
@@ -119,6 +121,8 @@ def _try(model: nn.Module, images: Images) -> None:
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UsageError("the model has no weights to train: wanted at least one that requires a gradient")
+    if any(p.is_meta for p in weights):
+        raise UsageError("the model's weights are on the device meta, which holds no values: load them first")
     x = images.pixels(torch.zeros(2, dtype=torch.int64), weights[0].device)
     try:
         with frozen(model), torch.no_grad():
