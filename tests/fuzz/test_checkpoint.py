@@ -1,0 +1,127 @@
+"""Whatever a file of weights or of a state holds: tensors that were written so, or an error of ours."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from safetensors.torch import save
+
+from atlas import checkpoint
+from atlas.checkpoint import load_tensors, save_tensors
+from atlas.errors import AtlasError, CheckpointError
+from atlas.evaluation.folder import EvaluationFolder
+from atlas.models import build, source
+from atlas.training import load_model
+from atlas.training.folder import RunFolder
+from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz
+
+TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(3), "torch_rng": torch.zeros(8).byte()}
+ABOUT = {"model": "cnn-small", "num_classes": 2, "shape": [1, 8, 8], "normalize": None, "seconds": 1.5}
+
+
+def whole(tmp_path: Path) -> bytes:
+    save_tensors(tmp_path / "whole", TENSORS, ABOUT)
+    return (tmp_path / "whole").read_bytes()
+
+
+def sealed(about: str, more: object = None) -> bytes:
+    """A file with this text beside its tensors, and the checksum that belongs to it."""
+    label = {
+        "about": about,
+        "sha256": checkpoint._digest(TENSORS, about),
+        "format": 1 if more is None else more,
+    }
+    return save(TENSORS, metadata={checkpoint.LABEL: json.dumps(label)})
+
+
+@each_size
+def test_damaged_files(tmp_path: Path, count: int) -> None:
+    good, path = whole(tmp_path), tmp_path / "state.safetensors"
+
+    def check(how: Changes) -> None:
+        data = changed(good, how)
+        path.write_bytes(data)
+        with suppress(CheckpointError):
+            tensors, about = load_tensors(path)
+            assert about == ABOUT
+            assert all(torch.equal(tensors[k], v) for k, v in TENSORS.items()), "damage went unseen"
+
+    fuzz(changes, check, count)
+
+
+@each_size
+def test_text_of_any_kind_under_a_good_checksum(tmp_path: Path, count: int) -> None:
+    """Who means harm can write a checksum too."""
+    path, text = tmp_path / "weights.safetensors", json.dumps(ABOUT).encode()
+
+    def check(how: Changes) -> None:
+        path.write_bytes(sealed(changed(text, how).decode(errors="replace")))
+        with suppress(AtlasError):
+            load_model(path)
+
+    fuzz(changes, check, count)
+
+
+@each_size
+def test_files_of_an_evaluation(tmp_path: Path, count: int) -> None:
+    place, states = EvaluationFolder(tmp_path), tmp_path / "state-x.safetensors"
+    place.save_columns(
+        "attack-x", {"attempt": torch.arange(5), "margin": torch.rand(5), "tried": torch.ones(5) > 0}
+    )
+    place.save_state("x", TENSORS, 1.0)
+    columns, state = (tmp_path / "attack-x.npz").read_bytes(), states.read_bytes()
+
+    def check(case: tuple[Changes, Changes]) -> None:
+        (tmp_path / "attack-x.npz").write_bytes(changed(columns, case[0]))
+        states.write_bytes(changed(state, case[1]))
+        found = place.load_columns("attack-x")
+        assert found is None or all(isinstance(value, torch.Tensor) for value in found.values())
+        place.load_state("x")
+
+    fuzz(st.tuples(changes, changes), check, count)
+
+
+@each_size
+def test_weights_of_somebody_elses(tmp_path: Path, count: int) -> None:
+    """Plain safetensors have no checksum: they fit the model, or are refused."""
+    path = tmp_path / "theirs.safetensors"
+    good = save(build("cnn-small", num_classes=2, shape=(1, 4, 4)).state_dict())
+
+    def check(how: Changes) -> None:
+        # The header, where all that can be misread is, is a small part of the file.
+        path.write_bytes(changed(good[:700], how) + good[700:])
+        with suppress(AtlasError):
+            source.load(path, name="cnn-small", num_classes=2, shape=(1, 4, 4))
+
+    fuzz(changes, check, count)
+
+
+@pytest.mark.parametrize(
+    ("about", "kind", "words"),
+    [
+        ("[1]", 1, "holds list beside its tensors"),
+        ("[" * 100_000, 1, "cannot be read"),
+        ("{", 1, "cannot be read"),
+        (json.dumps(ABOUT), 2, "is of format 2, and this version of atlas reads format 1"),
+        (json.dumps(ABOUT), [[]], "is of format"),
+    ],
+)
+def test_files_of_another_version(tmp_path: Path, about: str, kind: object, words: str) -> None:
+    path = tmp_path / "state.safetensors"
+    path.write_bytes(sealed(about, kind))
+    with pytest.raises(CheckpointError, match=words):
+        load_tensors(path)
+    with pytest.raises(CheckpointError, match="No good state is left"):
+        RunFolder(tmp_path).load_state()
+
+
+def test_files_without_a_format_are_of_the_first(tmp_path: Path) -> None:
+    path, text = tmp_path / "old.safetensors", json.dumps(ABOUT)
+    label = {"about": text, "sha256": checkpoint._digest(TENSORS, text)}
+    path.write_bytes(save(TENSORS, metadata={checkpoint.LABEL: json.dumps(label)}))
+    assert load_tensors(path)[1] == ABOUT
