@@ -19,13 +19,16 @@ import torch
 from torch.distributed import TCPStore
 
 from atlas.cli.console import errors_to_exit_codes
-from atlas.training import Ranks, connected
+from atlas.training import connected
 
 SECONDS = 60.0
 """No test waits longer."""
 
+PRELOAD = ["atlas.cli.app", "tests.faults.ranks", "tests.faults.runs", "torch._dynamo"]
+"""What a fork need not import again; torch's optimisers import the last, for a second, when one is made."""
+
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["atlas.cli.app", "tests.faults.ranks"])
+_context.set_forkserver_preload(PRELOAD)
 _stores: list[TCPStore] = []  # alive as long as the processes that meet there
 
 
@@ -85,6 +88,3 @@ def run(size: int, work: Callable[..., None], *arguments: Any, patience: float =
     """`work(ranks, *arguments)` in `size` processes, which all have to end well."""
     codes = ended(start(size, with_ranks, work, patience, *arguments))
     assert codes == [0] * size, codes
-
-
-__all__ = ["Ranks", "command", "ended", "run", "start", "with_ranks"]

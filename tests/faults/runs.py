@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from tests.faults import ranks
+
 MODEL = """
 from torch import nn
 
@@ -115,7 +117,7 @@ class Forked:
 
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["atlas.cli.app", "tests.faults.ranks", "tests.faults.runs"])
+_context.set_forkserver_preload(ranks.PRELOAD)
 
 
 def _atlas(folder: Path, output: str, arguments: Sequence[str]) -> None:

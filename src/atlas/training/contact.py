@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from atlas.errors import AtlasError, LostWorkerError
@@ -20,7 +22,8 @@ from atlas.training.team import Team, reached
 
 PATIENCE = timedelta(minutes=10)
 """How long a rank waits for another that is there but silent: one that is gone is noticed at once."""
-LAST_WORDS = "atlas/last-words"
+GREETING_SECONDS = 0.05
+LAST_WORDS = "last-words"
 
 
 def started() -> bool:
@@ -56,7 +59,8 @@ def connected(patience: timedelta = PATIENCE) -> Iterator[Ranks]:
         return
     leave_with_parent()
     with reached():
-        store, number, of = next(rendezvous("env://", timeout=patience))
+        shared, number, of = next(rendezvous("env://", timeout=patience))
+        store = _ours(shared, number, of, time.monotonic() + patience.total_seconds())
         # Which of the two carries a tensor is decided by where the tensor is.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
@@ -71,6 +75,30 @@ def connected(patience: timedelta = PATIENCE) -> Iterator[Ranks]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _ours(shared: Store, number: int, of: int, deadline: float) -> Store:
+    """A part of the store that only the processes of this start use.
+
+    torchrun's store outlives them, with the addresses of those before a restart in it, which new ones would
+    call in vain. So each but the first greets with a word of its own, and the first, which is alive, answers
+    that very word with the name of the part.
+    """
+    word = uuid4().hex
+    if number:
+        shared.set(f"atlas/greeting/{number}", word)
+        store = PrefixStore(shared.get(f"atlas/answer/{word}").decode(), shared)
+        store.set(f"here/{number}", "")
+        return store
+    store = PrefixStore(word, shared)
+    while missing := [n for n in range(1, of) if not store.check([f"here/{n}"])]:
+        for n in missing:
+            if shared.check([f"atlas/greeting/{n}"]):
+                shared.set(f"atlas/answer/{shared.get(f'atlas/greeting/{n}').decode()}", word)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {missing} of {of} have not come")
+        time.sleep(GREETING_SECONDS)
+    return store
 
 
 def _heard(store: Store) -> AtlasError | None:

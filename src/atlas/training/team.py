@@ -34,8 +34,8 @@ def reached() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise LostWorkerError(
-            "one of the processes that train together was killed or does not answer: resume to go on from the "
-            "last saved state"
+            "one of the processes that train together was killed or does not answer: resume to go on from "
+            "the last saved state"
         ) from error
 
 
