@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from atlas.report import escape
 
 TIED = "†"
 """Stands after a value that is not significantly different from the best of its column."""
+MINUS = re.compile(r"(?<![\w.])-(?=\d)")
+"""The sign of a negative number, for which LaTeX would set a hyphen."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,10 @@ def _markdown(cell: Cell) -> str:
 
 
 def _latex(cell: Cell) -> str:
-    text = escape.latex(cell.text) + escape.latex(cell.mark)
-    small = " ".join(filter(None, [cell.bounds, escape.latex(cell.note)]))
+    text = escape.latex(cell.text + cell.mark)
+    if cell.value is not None:
+        text = MINUS.sub("$-$", text)
+    small = " ".join(filter(None, [MINUS.sub("$-$", cell.bounds), escape.latex(cell.note)]))
     bounds = rf" {{\scriptsize {small}}}" if small else ""
     return (rf"\textbf{{{text}}}" if cell.best else text) + bounds
 

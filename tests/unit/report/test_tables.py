@@ -109,7 +109,7 @@ def test_latex_is_a_booktabs_table() -> None:
     text = table().latex()
     for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}", r"\textdagger{} p"):
         assert part in text
-    assert r"first & \textbf{90.0\%} {\scriptsize [82.6, 94.5]} & -3.2 \\" in text
+    assert r"first & \textbf{90.0\%} {\scriptsize [82.6, 94.5]} & $-$3.2 \\" in text
 
 
 def test_json() -> None:
@@ -133,3 +133,9 @@ def test_a_row_that_does_not_fit_is_refused() -> None:
 
 def test_no_control_characters_reach_a_terminal() -> None:
     assert one_line("a\x1b[31mb\x00c\u202ed") == "a [31mb c d"
+
+
+def test_latex_sets_a_minus_and_leaves_names_alone() -> None:
+    cell = Cell("-0.5", -0.5, (-3.4, 2.4), note="p = 1")
+    text = Table.of("t", ["model", "x"], [["mnist-adv-1", cell]]).latex()
+    assert r"mnist-adv-1 & $-$0.5 {\scriptsize [$-$3.4, 2.4] p = 1} \\" in text
