@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,16 @@ from matplotlib.ticker import MaxNLocator, NullFormatter, ScalarFormatter
 from atlas.evaluation import Score
 from atlas.report import plots
 from atlas.report.charted import valid
+from atlas.report.charts import MOST_BANDS
 from atlas.report.collect import Run
 from atlas.report.study import STEPS, Study
 
+MOST_INSIDE = 4
+"""A legend of more names stands below the plot, where it hides no curve."""
 MARKERS = "osD^vPX"
 """Beside the colours, for print in gray."""
+LINE = 0.15
+"""Inches that a line of a legend takes."""
 
 
 def save_figures(folder: Path, runs: Sequence[Run], groups: Sequence[Mapping[str, Study]]) -> list[Path]:
@@ -42,10 +48,10 @@ def radius(studies: Mapping[str, Study], looks: Mapping[str, Mapping[str, Any]])
     with plots.style():
         figure, axes = plots.subplots()
         for name, study in studies.items():
-            _curve(axes, name, study.by_radius, looks[name])
+            _curve(axes, name, study.by_radius, looks[name], banded=len(studies) <= MOST_BANDS)
         axes.axvline(next(iter(studies.values())).threat.eps, color="0.5", lw=0.8, ls=":")
         axes.set(xlabel="ε", ylabel="accuracy under attack (%)", ylim=(0, 100), xlim=(0, None))
-        axes.legend()
+        _legend(figure, axes, columns=2)
     return figure
 
 
@@ -53,21 +59,24 @@ def steps(studies: Mapping[str, Study], looks: Mapping[str, Mapping[str, Any]]) 
     with plots.style():
         figure, axes = plots.subplots()
         for name, study in studies.items():
-            _curve(axes, name, study.by_steps, looks[name])
+            _curve(axes, name, study.by_steps, looks[name], banded=len(studies) <= MOST_BANDS)
         axes.set_xscale("log")
         axes.set_xticks(STEPS)
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="steps of the attack", ylabel="accuracy under attack (%)", ylim=(0, 100))
-        axes.legend()
+        _legend(figure, axes, columns=2)
     return figure
 
 
-def _curve(axes: Any, name: str, scores: Sequence[tuple[float, Score]], look: Mapping[str, Any]) -> None:
+def _curve(
+    axes: Any, name: str, scores: Sequence[tuple[float, Score]], look: Mapping[str, Any], *, banded: bool
+) -> None:
     x = [at for at, _ in scores]
     low, high = ([100 * score.interval[end] for _, score in scores] for end in (0, 1))
     axes.plot(x, [100 * score.rate for _, score in scores], label=plots.label(name), **look)
-    axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
+    if banded:
+        axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
 
 
 def training(runs: Sequence[Run], looks: Mapping[str, Mapping[str, Any]]) -> Figure:
@@ -93,5 +102,16 @@ def training(runs: Sequence[Run], looks: Mapping[str, Mapping[str, Any]]) -> Fig
         right.set(xlabel="epoch", ylabel="squared Jacobian norm", yscale="log")
         for axes in (left, right):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        left.legend()
+        _legend(figure, left, columns=4)
     return figure
+
+
+def _legend(figure: Figure, axes: Any, columns: int) -> None:
+    """Within the axes, or below them in a figure that is made higher for it."""
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) <= MOST_INSIDE:
+        axes.legend()
+        return
+    lines = math.ceil(len(labels) / columns)
+    figure.set_figheight(figure.get_figheight() + LINE * (lines + 1))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import matplotlib
@@ -12,7 +13,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from atlas.report import plots
+from atlas.evaluation import Score
+from atlas.report import figures, plots
 
 
 def drawn(name: str) -> Figure:
@@ -50,6 +52,19 @@ def test_what_was_set_comes_back() -> None:
     before = dict(matplotlib.rcParams)
     drawn("x")
     assert dict(matplotlib.rcParams) == before
+
+
+@pytest.mark.parametrize("count", [3, 7])
+def test_a_long_legend_hides_no_curve(count: int) -> None:
+    study = SimpleNamespace(by_steps=[(k, Score(9, 10)) for k in (1, 50)])
+    looks = {f"model {k}": figures._look(k) for k in range(count)}
+    figure = figures.steps(dict.fromkeys(looks, study), looks)  # type: ignore[misc]
+    plots.rendered(figure, "png")
+    (axes,) = figure.axes
+    legend = axes.get_legend() or figure.legends[0]
+    assert [text.get_text() for text in legend.get_texts()] == list(looks)
+    assert legend.get_window_extent().overlaps(axes.get_window_extent()) == (count <= 4)
+    assert axes.get_window_extent().height > 0.5 * plots.SINGLE * 0.72 * figure.dpi
 
 
 def test_no_display_and_no_pyplot() -> None:
