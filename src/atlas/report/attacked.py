@@ -112,17 +112,20 @@ class _Under:
         return engine.outcome()
 
     def first_radius(self, attack: Untargeted, right: Tensor, robust: Tensor) -> Tensor:
-        """At which of RADII each image falls, from the smallest up, those that have fallen left out."""
+        """At which of RADII each image falls, from the smallest up, those that have fallen left out.
+
+        right, robust: on the images themselves, and under this attack at the full radius.
+        """
         radius = torch.full_like(self.y, len(RADII))
         radius[~right] = -1
         for index, share in enumerate(RADII):
             which = (radius == len(RADII)).nonzero()[:, 0]
-            if len(which):
-                threat = wider(self.run.config.threat, share)
-                fell = ~self.attack(attack, threat, f"{share:g} eps", which).robust
-                radius[which[fell]] = index
-            if share == 1.0:
-                radius[right & ~robust] = radius[right & ~robust].clamp(max=index)
+            if not len(which):
+                break
+            threat = wider(self.run.config.threat, share)
+            known = share == 1.0
+            held = robust[which] if known else self.attack(attack, threat, f"{share:g} eps", which).robust
+            radius[which[~held]] = index
         return radius
 
 

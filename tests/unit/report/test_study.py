@@ -15,7 +15,7 @@ from atlas.data import Images
 from atlas.report import attacked
 from atlas.report.attacked import first_of_each_class, study
 from atlas.report.collect import Run, collect
-from atlas.report.study import RADII, Settings
+from atlas.report.study import RADII, STEPS, Settings
 
 
 class Told:
@@ -70,6 +70,15 @@ def test_radii_and_steps_of_a_linear_model(bright: tuple[Run, Images]) -> None:
     assert many == pytest.approx(int((distance > run.config.threat.eps).sum()), abs=2)
     assert torch.equal(found.logits.argmax(1), images.y)
     assert int(found.stands.sum()) == dict(found.by_steps)[20].right
+
+
+def test_nothing_is_attacked_twice(bright: tuple[Run, Images]) -> None:
+    """The attack at the full radius with the chosen steps gives answers, a point of each curve and images."""
+    run, images = bright
+    told = Told()
+    study(run, images, Settings(n=48), told)
+    attacks = list(dict.fromkeys(what for what, _ in told.steps))
+    assert len(attacks) == len(STEPS) + len(RADII) - 1
 
 
 def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Run, Images]) -> None:
