@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from atlas.disk import write_atomic
-from atlas.errors import unknown
+from atlas.errors import UsageError, unknown
 from atlas.terminal import Terminal
 
 
@@ -51,6 +51,8 @@ def report(
 
     if kind not in write.FORMATS:
         raise unknown("format", kind, write.FORMATS)
+    if out is not None and out.is_dir():
+        raise UsageError(f"--out {out} is a folder; wanted a file, such as {out / 'report.html'}")
     found = collect(runs)
     for run in found:
         for note in run.notes:

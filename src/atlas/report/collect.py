@@ -95,7 +95,7 @@ def read_run(path: Path) -> Run:
     if model is None:
         notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
     if not evaluations:
-        notes.append(f"not evaluated yet: run `atlas evaluate {path.name}` there, then report again")
+        notes.append("not evaluated yet: run `atlas evaluate` on its folder, then report again")
     return Run(
         name=path.name,
         path=path,

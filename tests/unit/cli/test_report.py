@@ -49,6 +49,14 @@ def test_tables_go_to_the_output_alone(
     assert capsys.readouterr().out.startswith("\\begin{table}")
 
 
+def test_a_folder_for_the_page_is_refused_before_anything_is_attacked(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("atlas.report.attacked.lanes.Engine", None)
+    assert atlas(monkeypatch, "report", str(run), "--n", "7", "-o", str(tmp_path)) == 2
+    assert "report.html" in capsys.readouterr().err
+
+
 def test_a_run_without_an_evaluation(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
