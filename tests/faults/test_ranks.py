@@ -85,6 +85,13 @@ def test_sigkill_of_a_rank_at_random_moments_ends_all_and_resumes_to_the_same_bi
     assert runs.outcome(task / "killed") == runs.outcome(task / "whole")
 
 
+def test_whichever_of_four_is_killed_all_end(task: Path) -> None:
+    team = begin(task, "four", 4)
+    wait_for_metrics(task / "four", 0, team)
+    team[2].kill()
+    assert ranks.ended(team, seconds=20) == [8, 8, -signal.SIGKILL, 8], said(task, "four")
+
+
 @pytest.fixture(scope="module")
 def stopped(task: Path) -> Path:
     """A run that a signal to one of its two processes has stopped half-way."""
@@ -172,7 +179,7 @@ def test_what_is_not_finite_on_one_rank_ends_all_before_any_update(tmp_path: Pat
     assert len(report["examples"]) == 16, "the whole batch"
 
 
-def test_an_error_of_one_rank_is_that_of_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     team = ranks.start(2, ranks.with_ranks, train_until_it_breaks, ranks.SECONDS, "validation", tmp_path)
     assert ranks.ended(team) == [5, 5]
     assert not (tmp_path / "best.safetensors").exists()

@@ -116,8 +116,9 @@ class Trainer:
 
     def check_requests(self) -> None:
         """Leave where any rank has been asked to: all do, after the same step."""
-        self.requests.caught = self.ranks.agree(self.requests.caught)
-        self.requests.check()
+        signal = self.ranks.agree(self.requests.caught)
+        if signal is not None:
+            raise Interrupted(signal)
 
     def step(self, batch: Batch) -> None:
         """One update of the weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,11 @@ import atlas
 from atlas import data, models
 from atlas.attacks import PGD, Model
 from atlas.data import Batch, Images
-from atlas.errors import UsageError
+from atlas.errors import Interrupted, UsageError
 from atlas.methods import METHODS, Adv, Method, Natural, Terms
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
-from atlas.signals import Requests
+from atlas.signals import Requests, caught_signals
 from atlas.training import Optimizer, Ranks, Schedule, Training, Validation, fit
 from atlas.training.display import Display
 from atlas.training.log import Log
@@ -324,6 +325,24 @@ def test_dropout_draws_by_rank_and_step(team: tuple[int, Path]) -> None:
         assert torch.equal(mine[0], mine[2])
         assert not torch.equal(mine[0], mine[1])
     assert len({tuple(mine[0].tolist()) for mine in drawn}) == size
+
+
+class Late(Ranks):
+    """A signal comes in while the ranks agree that there is none."""
+
+    def agree(self, signal: int | None) -> int | None:
+        os.kill(os.getpid(), 15)
+        return signal
+
+
+def test_a_signal_that_comes_while_ranks_agree_is_not_lost() -> None:
+    with caught_signals() as requests:
+        it = trainer(plain(), Adv(), Late())
+        it.requests = requests
+        it.check_requests()
+        assert requests.caught == 15
+        with pytest.raises(Interrupted):
+            requests.check()
 
 
 # --- whole runs ---
