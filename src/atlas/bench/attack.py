@@ -74,7 +74,13 @@ def contest(case: AttackCase) -> Contest:
         ),
         Entry("bare passes", bare, "the whole budget on every image"),
     ]
+    if any(getattr(attack, "restarts", 1) > 1 for attack in case.attacks):
+        found.insert(1, Entry(f"{OURS}, one restart", _one_restart, "of as many as the others have"))
     return Contest(case, [*found, *map(_entry, PEERS[case.name])])
+
+
+def _one_restart(job: Job, attacks: Sequence[Attack]) -> Tensor:
+    return ours(job, [replace(attack, restarts=1) for attack in attacks], "float32")  # type: ignore[type-var]
 
 
 def _entry(peer: Peer) -> Entry:
