@@ -22,9 +22,16 @@ _HELD: set[Path] = set()
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write the whole file or leave what was there: temporary file, fsync, rename, fsync of the folder."""
+    """Write the whole file or leave what was there: temporary file, fsync, rename, fsync of the folder.
+
+    A device or a pipe, such as /dev/stdout, is written to: a rename would put a file in its place.
+    """
     part = path.with_name(f".{path.name}{PART}")
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            with path.open("wb") as stream:
+                stream.write(data)
+            return
         if path.parent not in _HELD:  # one that has vanished under us is not made anew, with a part of it all
             path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
