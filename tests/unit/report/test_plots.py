@@ -58,7 +58,7 @@ def test_what_was_set_comes_back() -> None:
 def test_a_long_legend_hides_no_curve(count: int) -> None:
     study = SimpleNamespace(by_steps=[(k, Score(9, 10)) for k in (1, 50)])
     looks = {f"model {k}": figures._look(k) for k in range(count)}
-    figure = figures.steps(dict.fromkeys(looks, study), looks)  # type: ignore[misc]
+    figure = figures.steps(dict.fromkeys(looks, study), looks)  # type: ignore[arg-type]
     plots.rendered(figure, "png")
     (axes,) = figure.axes
     legend = axes.get_legend() or figure.legends[0]
