@@ -48,6 +48,10 @@ def latex(text: str) -> str:
 
 
 def csv(text: str) -> str:
-    """Text that a spreadsheet shows and does not run; a number such as -1.5 stays one."""
+    """Text that a spreadsheet shows and does not run; a number such as -1.5 stays one.
+
+    Lines stay, but for a terminal that shows the file no other control character does.
+    """
+    text = "".join(char if char in "\t\n\r" else one_line(char) for char in text)
     harmless = not (text.startswith(FORMULA) or text.lstrip().startswith(FORMULA))
     return text if harmless or NEGATIVE.fullmatch(text) else f"'{text}"

@@ -1,0 +1,156 @@
+"""What makes no sense is exit 2 and words; hostile names are text in every output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from atlas import cli
+from tests.unit.report import runs
+
+
+def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of `atlas ARGUMENTS`."""
+    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code if isinstance(ended.value.code, int) else 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("threat.eps=-0.1", "eps is -0.1"),
+        ("threat.eps=nan", "eps is nan"),
+        ("threat.eps=inf", "eps is inf"),
+        ("threat.eps=1.5", "wanted a number from 0 to 1.0"),
+        ("method.attack={name = 'pgd', steps = 0}", "steps is 0"),
+        ("method.attack={name = 'pgd', steps = 99999999999999999999}", "has 67 bits"),
+        ("method.attack={name = 'pgd', steps = 3, step_size = 0}", "the step is 0"),
+        ("method.attack={name = 'pgd', steps = 3, restarts = 0}", "restarts is 0"),
+        ("training.schedule.epochs=" + "9" * 5000, "wanted a whole number"),
+        ("training.batch_size=1e3", "wanted a whole number"),
+        ("training.optimizer.lr=true", "wanted a number"),
+        ("method.alpha=" + "[" * 5000, "wanted a number"),
+        ("model=wrn-10-9999", "unknown model 'wrn-10-9999'"),
+        ("a" + ".a" * 5000 + "=1", "5000 dots"),
+        ("training.momentum=0.9", "choose from"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_settings(
+    setting: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = ("train", "mnist-quick-atlas-1", "--set", "data=mnist-mini", "--set", setting)
+    assert atlas(monkeypatch, *command) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("train", "/etc/passwd"), 2, "unknown preset"),
+        (("train", "../../etc/passwd.toml"), 2, "there is no file"),
+        (("train", "outside.toml"), 2, "extends = '../other.toml'"),
+        (("train", "inside.toml"), 2, "unknown preset '../../../etc/passwd'"),
+        (("train", "deep.toml"), 2, "more than 20 tables"),
+        (("evaluate", "../x:y", "--data", "mnist-mini", "--eps", "0.1"), 2, "importing '../x' failed"),
+        (("train", "demo-adv-1", "--out", "a\nb"), 2, "control characters in its name"),
+        (("train", "demo-adv-1", "--out", "x" * 300), 6, "File name too long"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_paths_and_names(
+    arguments: tuple[str, ...],
+    code: int,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    files = {
+        "outside.toml": "extends = '../other.toml'",
+        "inside.toml": "extends = '../../../etc/passwd'",
+        "deep.toml": "data" + ".a" * 3000 + " = 1",
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert atlas(monkeypatch, *arguments) == code
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert {path.name for path in tmp_path.iterdir()} == set(files)
+
+
+RUN = "=cmd('x') [red]<b>& 100%_$x$"
+SUITE = 'attacks = [{ label = "+1 \\u001b[2J[/] \\\\input{x} |<i>", name = "pgd", steps = 2 }]\n'
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two runs, one of a hostile name, and a suite with a hostile label."""
+    root = tmp_path_factory.mktemp("names")
+    run = runs.make_run(root / RUN, runs.make_data(root / "digits.npz"))
+    shutil.copytree(run, root / "plain")
+    (root / "suite.toml").write_text(SUITE)
+    return root
+
+
+def test_hostile_names_are_text_in_every_output(
+    hostile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(hostile)
+    monkeypatch.setenv("COLUMNS", "200")
+    for run in (RUN, "plain"):
+        command = ("evaluate", f"./{run}", "--suite", "suite.toml", "--n", "20", "--data", "digits.npz")
+        assert atlas(monkeypatch, *command, "--out", f"{run}/evaluations/e") == 0
+    assert atlas(monkeypatch, "compare", f"{RUN}/evaluations/e", "plain/evaluations/e") == 0
+    shown = capsys.readouterr()
+    assert RUN in shown.out
+    assert "\\input{x} |<i>" in shown.err
+    assert "\x1b" not in shown.out + shown.err
+    assert {path.name for path in (hostile / RUN / "evaluations/e").glob("attack-*")} == {
+        "attack-1-2j-input-x-i.npz"
+    }
+    texts = {}
+    for kind in ("md", "latex", "csv"):
+        assert atlas(monkeypatch, "report", RUN, "plain", "--format", kind) == 0
+        texts[kind] = capsys.readouterr().out
+        assert "\x1b" not in texts[kind]
+    cells = {cell for row in csv.reader(io.StringIO(texts["csv"])) for cell in row}
+    assert f"'{RUN}" in cells
+    assert not [cell for cell in cells if cell.startswith(("=", "+", "@"))]
+    assert "\\input" not in texts["latex"]
+    assert "<b>" not in texts["md"]
+
+
+def test_one_image_and_one_pixel_and_two_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a file to its numbers, by the commands."""
+    (tmp_path / "pixel_model.py").write_text(
+        "from torch import nn\n\n\n"
+        "def net():\n    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(1), nn.Linear(1, 2))\n"
+    )
+    x = np.linspace(0, 255, 12).astype(np.uint8).reshape(12, 1, 1, 1)
+    y = (np.arange(12) > 5).astype(int)
+    np.savez(tmp_path / "pixels.npz", x_train=x, y_train=y, x_test=x[-1:], y_test=y[-1:])
+    monkeypatch.chdir(tmp_path)
+    changes = (
+        "data=pixels.npz",
+        "model=pixel_model:net",
+        "training.validation.size=1",
+        "training.batch_size=2",
+    )
+    options = [word for change in changes for word in ("--set", change)]
+    epochs = ("--set", "training.schedule.epochs=2", "--set", "training.schedule.ramp_epochs=1")
+    assert atlas(monkeypatch, "train", "demo-adv-1", *options, *epochs, "--out", "run") == 0
+    assert atlas(monkeypatch, "evaluate", "run", "--attacks", "pgd,square", "--json") == 0
