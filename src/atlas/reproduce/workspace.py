@@ -51,10 +51,12 @@ class Workspace:
 
     @cached_property
     def _elsewhere(self) -> dict[str, list[Path]]:
-        """The folders of all runs that were there at first, by the meaning of their configuration."""
+        """All that was there at first: runs by the meaning of their settings, evaluations by their hash."""
         found: dict[str, list[Path]] = {}
-        for path, _ in _configs([self.root, *self.others]):
-            with suppress(AtlasError):  # an evaluation, or a run of another version
+        for path, table in _configs([self.root, *self.others]):
+            if "attacks" in table:
+                found.setdefault(fingerprint(table), []).append(path)
+            with suppress(AtlasError):  # a run of another version, say
                 found.setdefault(meaning(load_config(path)), []).append(path)
         return found
 
@@ -98,7 +100,7 @@ class Workspace:
         known = fingerprint(json.loads(json.dumps(about)))
         place = self._own("evaluations", run) / f"{name}-{known[:8]}"
         beside = [path for path, table in _configs([folder / "evaluations"]) if fingerprint(table) == known]
-        for path in (place, *beside):
+        for path in (place, *beside, *self._elsewhere.get(known, ())):
             if (path / SUMMARY).exists():
                 return path, True
         return place, False

@@ -164,6 +164,21 @@ def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
     assert snapshot(other) == before
 
 
+def test_finished_evaluations_elsewhere_are_used(
+    atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
+    mine = tmp_path / "mine"
+    words = ("--scale", "smoke", "--workspace", mine, "--runs", made, "--finished")
+    assert atlas("reproduce", NAME, *words) == 0
+    ours, first = (json.loads((w / f"results/{NAME}-smoke/{NAME}.json").read_text()) for w in (mine, made))
+    assert ours["missing"] == []
+    for row in first["rows"]:
+        assert cells(ours, row["key"])["worst case"] == row["cells"]["worst case"]
+    assert not (mine / "runs").exists()
+    assert not (mine / "evaluations").exists()
+
+
 def interrupt(records: object) -> None:
     raise KeyboardInterrupt
 

@@ -128,7 +128,7 @@ def _loss(axis: Any, found: Curves, k: int) -> None:
     axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
     axis.set_yscale("symlog", linthresh=1)  # a model that nobody has made robust goes far above the boundary
     axis.set_ylim(bottom=-0.1)
-    for place in (0, 1):
+    for place in (0.0, 1.0):
         axis.axvline(place, color="gray", lw=0.5)
     for name, place in {"x": 0.03, "x'": 0.88}.items():
         axis.text(place, 0.08, name, transform=axis.get_xaxis_transform())
