@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from atlas.errors import AtlasError, LostWorkerError
+from atlas.errors import AtlasError, Interrupted, LostWorkerError
 from atlas.signals import leave_with_parent
 from atlas.training.ranks import Ranks
 from atlas.training.team import Team, reached
@@ -66,6 +66,8 @@ def connected(patience: timedelta = PATIENCE) -> Iterator[Ranks]:
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
     try:
         yield Team(number, of)
+    except Interrupted:  # by agreement: there is nobody to tell
+        raise
     except LostWorkerError as lost:
         raise _heard(store) or lost from lost
     except Exception as error:
