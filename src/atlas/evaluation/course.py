@@ -13,7 +13,7 @@ from atlas.attacks.forms import averaged, searched
 from atlas.attacks.gradient import check_gradients
 from atlas.attacks.lanes import Engine, ask
 from atlas.data import Images
-from atlas.errors import Interrupted, UsageError
+from atlas.errors import Interrupted
 from atlas.evaluation.display import Display
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.inputs import check_inputs
@@ -74,8 +74,6 @@ class Subject:
 def device_of(model: Model) -> torch.device:
     """Where the model's weights are; the CPU for a function."""
     weights = next(model.parameters(), None) if isinstance(model, nn.Module) else None
-    if weights is not None and weights.is_meta:
-        raise UsageError("the model's weights are on the device meta, which holds no values: load them first")
     return torch.device("cpu") if weights is None else weights.device
 
 

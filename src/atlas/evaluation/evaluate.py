@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, frozen
 from atlas.data import Images, as_images
@@ -99,6 +99,10 @@ class Evaluation:
                 raise UsageError(
                     f"{label} is a {type(attack).__name__}; wanted an attack: see atlas.attacks.adapt"
                 )
+        if isinstance(self.model, nn.Module) and any(value.is_meta for value in self.model.parameters()):
+            raise UsageError(
+                "the model has weights on the device meta, which holds no values: load them first"
+            )
         if self.batch_size < 1:
             raise UsageError(f"batch_size is {self.batch_size}; wanted a whole number from 1")
 

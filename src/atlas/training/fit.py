@@ -62,6 +62,10 @@ def fit(
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wanted an nn.Module with weights to train")
     images, held_out = _sets(train_set, validation_set, training)
+    if len(images) < 2:
+        raise DataError(
+            "one image is left to train on; wanted 2 or more, of which BatchNorm takes statistics"
+        )
     _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
     _try(model, images)
@@ -122,7 +126,7 @@ def _try(model: nn.Module, images: Images) -> None:
     if not weights:
         raise UsageError("the model has no weights to train: wanted at least one that requires a gradient")
     if any(p.is_meta for p in weights):
-        raise UsageError("the model's weights are on the device meta, which holds no values: load them first")
+        raise UsageError("the model has weights on the device meta, which holds no values: load them first")
     x = images.pixels(torch.zeros(2, dtype=torch.int64), weights[0].device)
     try:
         with frozen(model), torch.no_grad():

@@ -1,0 +1,210 @@
+"""Models and data at the edges of what can be trained: it works, or is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atlas
+from atlas.data import Images
+from atlas.errors import CheckpointError, DataError, UsageError
+from atlas.methods import Atlas
+from atlas.training import Schedule, Training, Validation, fit
+
+TRAINING = Training(
+    batch_size=4,
+    schedule=Schedule(epochs=2, ramp_epochs=1),
+    validation=Validation(size=3, attack=atlas.attacks.PGD(steps=2)),
+)
+
+
+def trained(net: Any, x: Tensor, y: Tensor, **more: Any) -> Any:
+    method, threat = Atlas(alpha=1e-3, beta=0.5), atlas.Linf(0.1)
+    return fit(net, (x, y), method, threat=threat, **({"training": TRAINING, "progress": False} | more))
+
+
+def images(n: int = 12, classes: int = 3, shape: tuple[int, ...] = (1, 4, 4)) -> tuple[Tensor, Tensor]:
+    x = torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(n) % classes
+
+
+def net(classes: int = 3, pixels: int = 16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(pixels), nn.Linear(pixels, 8), nn.ReLU(), nn.Linear(8, classes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "model"),
+    [
+        (images(12, 2), net(2)),
+        (images(12, 1), net(2)),
+        (images(12, 12), net(1000)),
+        (images(12, 3, (1, 1, 1)), net(3, 1)),
+        (images(5, 2), net(2)),
+        (images(12, 3, (2, 8)), net(3)),
+    ],
+    ids=["2 classes", "1 class", "1000 classes", "1 pixel", "2 images beside 3 for validation", "gray"],
+)
+def test_it_trains(data: tuple[Tensor, Tensor], model: nn.Module) -> None:
+    result = trained(model, *data)
+    assert len(result.epochs) == 2
+    assert all(value.isfinite().all() for value in result.model.state_dict().values())
+
+
+def test_batches_of_one_never_reach_batchnorm() -> None:
+    """13 images in batches of 4 leave one over, of which there are no statistics."""
+    trained(net(), *images(16))
+    with pytest.raises(DataError, match="one image is left to train on; wanted 2 or more"):
+        trained(net(), *images(4))
+
+
+@pytest.mark.parametrize("kind", [torch.uint8, torch.float64, torch.float16, torch.float32])
+def test_pixels_of_any_kind_in_any_order_of_memory(kind: torch.dtype) -> None:
+    x, y = images()
+    x = (x * 255).to(kind) if kind == torch.uint8 else x.to(kind)
+    turned = x.transpose(2, 3).contiguous().transpose(2, 3)
+    assert not turned.is_contiguous()
+    results = [trained(net(), pixels, y).epochs for pixels in (x, turned)]
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("y", "words"),
+    [
+        (torch.full((12,), -100), "labels from -100"),
+        (torch.arange(12) - 1, "labels from -1"),
+        (torch.arange(12).float(), "wanted integer labels"),
+        (torch.arange(11), "for 12 images; wanted one label an image"),
+        (torch.tensor([2**40] * 12), "read without its sign"),
+    ],
+    ids=["ignored by torch", "negative", "floats", "too few", "huge"],
+)
+def test_labels_that_torch_would_take_are_refused(y: Tensor, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        trained(net(12), images()[0], y)
+
+
+def test_a_class_beyond_the_models_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"wanted logits \[B, 5\]"):
+        trained(net(3), *images(12, 5))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -0.01, 1.01])
+def test_pixels_that_are_none_are_refused(value: float) -> None:
+    x, y = images()
+    x[3, 0, 1, 2] = value
+    with pytest.raises(DataError, match="wanted floats in"):
+        trained(net(), x, y)
+
+
+def test_no_images_or_one_are_refused() -> None:
+    x, y = images()
+    with pytest.raises(DataError, match="the data set is empty"):
+        trained(net(), x[:0], y[:0])
+    with pytest.raises(DataError, match="leaves at least one image on each side"):
+        trained(net(), x[:1], y[:1], training=Training(batch_size=2))
+
+
+def test_what_is_no_module_or_has_no_values_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"the model is a function; wanted an nn\.Module"):
+        trained(lambda x: x.flatten(1), *images())
+    with pytest.raises(UsageError, match="on the device meta, which holds no values"):
+        trained(net().to("meta"), *images())
+    with pytest.raises(UsageError, match="makes tuple of 2 images"):
+        trained(Tells(), *images())
+
+
+class Tells(nn.Module):
+    """Returns a tuple, as many do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x), x
+
+
+def test_frozen_parts_stay_to_the_bit_and_hooks_stay() -> None:
+    model, heard = net(), []
+    model[2].requires_grad_(False)
+    kept = model[2].weight.clone()
+    handle = model[2].register_forward_hook(lambda *_: heard.append(1))
+    before = dict(model[2]._forward_hooks)
+    training = Training(
+        batch_size=4,
+        optimizer=atlas.training.Optimizer(lr=0.1, weight_decay=0.1),
+        schedule=TRAINING.schedule,
+        validation=TRAINING.validation,
+    )
+    trained(model, *images(), training=training)
+    assert torch.equal(model[2].weight, kept)
+    assert not model[2].weight.requires_grad
+    assert dict(model[2]._forward_hooks) == before
+    assert heard
+    handle.remove()
+
+
+class Fails(nn.Sequential):
+    """Raises in its n-th pass."""
+
+    left = -1
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyError("the model's own")
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("left", [4, 9, 20])
+def test_a_model_that_fails_in_the_middle_of_training_goes_on_later(tmp_path: Path, left: int) -> None:
+    model = Fails(*net())
+    model.left = left
+    with pytest.raises(KeyError, match="the model's own"):
+        trained(model, *images(), folder=tmp_path / "run")
+    assert (tmp_path / "run/lock").read_bytes() == b""
+    assert not any(isinstance(m, nn.Module) and not p.requires_grad for m in model for p in m.parameters())
+    whole, resumed = (trained(Fails(*net()), *images(), folder=tmp_path / name) for name in ("whole", "run"))
+    assert resumed.epochs == whole.epochs
+    for a, b in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_state_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
+    """One that knows a number more, or less, than this version does."""
+    from atlas.checkpoint import load_tensors, save_tensors
+
+    trained(net(), *images(), folder=tmp_path)
+    path = tmp_path / "state.safetensors"
+    tensors, about = load_tensors(path)
+    for progress in ({**about["progress"], "new": 1}, {"epoch": 1}, None):
+        save_tensors(path, tensors, {**about, "progress": progress})
+        with pytest.raises(CheckpointError, match="another version of atlas"):
+            trained(net(), *images(), folder=tmp_path)
+
+
+def test_a_damaged_file_of_metrics_is_named(tmp_path: Path) -> None:
+    trained(net(), *images(), folder=tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_bytes(b"\xff" * metrics.stat().st_size)
+    with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged"):
+        trained(net(), *images(), folder=tmp_path)
+
+
+def test_nothing_of_a_program_of_ones_own_is_written_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["mine.py", "--token", "secret"])
+    trained(net(), *images(), folder=tmp_path)
+    assert "secret" not in (tmp_path / "config.json").read_text()
+
+
+def test_images_of_one_class_are_images() -> None:
+    assert Images(images()[0], torch.zeros(12, dtype=torch.int64), 1).num_classes == 1
