@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from atlas.report import plots
+from atlas.reproduce.comparison import title
 from atlas.reproduce.findings import Findings
 from atlas.reproduce.paper import TIME
 
@@ -35,7 +36,7 @@ def dots(findings: Findings) -> Figure:
             axis.set_visible(False)
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower right", ncols=2)
-        figure.suptitle(plots.label(findings.order.artefact.of), fontsize=8)
+        figure.suptitle(plots.label(title(findings)), fontsize=8)
     return figure
 
 

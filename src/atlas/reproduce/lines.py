@@ -11,6 +11,7 @@ from matplotlib.ticker import NullLocator
 
 from atlas.report import plots
 from atlas.reproduce.artefact import Row
+from atlas.reproduce.comparison import title
 from atlas.reproduce.findings import Findings
 from atlas.reproduce.values import Value
 
@@ -52,9 +53,7 @@ class Lines:
                     axis.set_ylabel("accuracy (%)")
             handles, labels = axes[0][0].get_legend_handles_labels()
             figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-            figure.suptitle(
-                plots.label(f"{findings.order.artefact.of}, scale {findings.order.scale}"), fontsize=8
-            )
+            figure.suptitle(plots.label(title(findings)), fontsize=8)
         return figure
 
     def _panel(self, axis: Any, findings: Findings, rows: list[Row], column: str) -> None:
