@@ -69,12 +69,14 @@ def fit(
     _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
     _try(model, images)
+    # Not all that there are: the others are other processes'.
+    gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     place = RunFolder(Path(folder)) if folder is not None and ranks.first else None
     title = place.path.name if place else "training"
     with (
         locked(place.path) if place else nullcontext(),
         caught_signals() if folder is not None else nullcontext(Requests()) as requests,
-        torch.random.fork_rng(),
+        torch.random.fork_rng(gpus),
         Display(title, training.schedule.epochs, shown=progress, first=ranks.first) as display,
         Log(place) as log,
     ):

@@ -102,8 +102,7 @@ class Team(Ranks):
         torch.manual_seed(int(Rng.lanes(seed, torch.tensor([self.rank])).fold("torch", step).bits(())))
 
     def wait(self) -> None:
-        with reached():
-            dist.barrier()
+        self.agree(None)  # and not a barrier, which NCCL would hold on a GPU of its own choice
 
 
 def _sum(tensors: Sequence[Tensor], weight: float | None = None) -> list[Tensor]:
