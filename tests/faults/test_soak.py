@@ -1,0 +1,36 @@
+"""The soak, for as long as a suite can wait; scripts/soak.py runs it for hours."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "soak.py"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("minutes", "faults"),
+    [pytest.param(0.5, 4, id="short"), pytest.param(5.0, 20, id="long", marks=pytest.mark.slow)],
+)
+def test_nothing_is_lost(minutes: float, faults: int) -> None:
+    command = [sys.executable, str(SCRIPT), "--minutes", str(minutes)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    counts = {name: int(n) for name, n in re.findall(r"^([a-z ]+): (\d+)", ended.stdout, re.MULTILINE)}
+    assert counts["bits differing"] == 0
+    assert counts["faults injected"] >= faults
+    assert counts["runs resumed"] >= faults // 2
+    assert counts["rounds compared"] >= 1
+
+
+def test_a_bit_that_differs_is_counted() -> None:
+    code = "import soak; print(soak.differing(b'ab', b'ab'), soak.differing(b'a', b'c'), soak.differing(b'a', b''))"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parent, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split() == ["0", "1", "8"]
