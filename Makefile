@@ -8,7 +8,7 @@ WORKERS ?= 2
 SYSTEM := postgresql chromium
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
-.PHONY: help demo test test-slow lint format clean
+.PHONY: help demo test test-slow audit lint format clean
 
 help: ## what can be made (this text)
 	@echo "ATLAS: make TARGET. The first target that needs it sets up $(VENV); later ones install nothing."
@@ -27,6 +27,11 @@ test: lint ## everything that has to hold: style, types, all tests but the slow 
 test-slow: $(VENV)/.dev ## the tests that need the full data or minutes of time
 	$(PYTEST) -m slow --timeout 7200
 
+audit: ## ask the database of advisories about every pinned version; needs the network
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip --disable-pip-version-check install pip-audit
+	$(VENV)-audit/bin/pip-audit -r constraints.txt --no-deps --disable-pip
+
 lint: $(VENV)/.dev ## style and types, nothing changed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -37,7 +42,7 @@ format: $(VENV)/.dev ## put the style right
 	$(BIN)/ruff format .
 
 clean: ## remove what make and the tests wrote; runs/ stays
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-audit build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written last, so an interrupted install starts again.
