@@ -47,6 +47,19 @@ def test_the_demo_in_readme() -> None:
     assert between("README.md", "<!-- begin: demo -->", "<!-- end: demo -->") == markdown(rows).strip()
 
 
+def test_table_1_of_mnist() -> None:
+    """The page has the artefact's own file, which has the numbers of its JSON file."""
+    folder = ROOT / "results/table1-mnist-cpu"
+    shown = (folder / "table1-mnist.md").read_text()
+    assert between("docs/mnist.md", "<!-- begin: table1 -->", "<!-- end: table1 -->") == shown.strip()
+    for row in json.loads((folder / "table1-mnist.json").read_text())["rows"]:
+        for cell in row["cells"].values():
+            for seed in cell.get("seeds", []):
+                if "k" in seed:
+                    assert cell["ours"] == pytest.approx(100 * seed["k"] / seed["n"])
+                    assert f"{cell['ours']:.2f} [" in shown
+
+
 @pytest.mark.parametrize("data_set", ["mnist", "mnist-mini"])
 def test_the_tables_of_mnist(data_set: str) -> None:
     shown = between("docs/mnist.md", f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->")
