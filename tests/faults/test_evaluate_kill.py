@@ -124,6 +124,16 @@ def worker_of(folder: Path, parent: subprocess.Popen[str]) -> int:
     return int(lock.read_text().split()[1])
 
 
+def test_torchrun_shares_the_images(task: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "atlas", *EVALUATE, "--out", "torchrun", "--json"]
+    done = subprocess.run(command, cwd=task, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert verdicts(task / "torchrun") == verdicts(task / "whole")
+    told, kept = json.loads(done.stdout), json.loads((task / "whole/summary.json").read_text())
+    assert told["accuracy"] == kept["accuracy"], "told once, by one process"
+
+
 def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:
     command = (*EVALUATE, "--out", "lost", "--processes", "2", "--save-seconds", "0.05")
     process = runs.start(task, *command)

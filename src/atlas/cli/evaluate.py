@@ -15,7 +15,7 @@ from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
 from atlas.cli.console import console
 from atlas.cli.subject import named, surrogates
-from atlas.cli.workers import run_shards
+from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
 from atlas.errors import UsageError, choose
 from atlas.evaluation import Report, Shard
@@ -25,6 +25,7 @@ from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
 from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
+from atlas.training.contact import rank, size
 
 
 def evaluate(
@@ -80,6 +81,7 @@ def evaluate(
     - `atlas evaluate runs/mnist-atlas-1 --suite paper --n 1000 --surrogate runs/mnist-adv-1`
     - `atlas evaluate weights.safetensors --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
     - `atlas evaluate my.module:network --data my.npz --eps 8/255 --suite my-suite.toml`
+    - `torchrun --nproc-per-node 8 -m atlas evaluate runs/mnist-atlas-1` : on 8 GPUs; or --processes 8
 
     Interrupted, the same command goes on where it was.
     """
@@ -108,9 +110,12 @@ def evaluate(
         leave_with_parent()
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
-    if not as_json:
+    if not as_json and rank() == 0:
         console.print(f"writing to {folder}", highlight=False)
-    if processes > 1:
+    if size() > 1:
+        if not run_with_others(task, folder):
+            return
+    elif processes > 1:
         run_shards(ctx, task, folder, processes)
     _print(task.run(folder), as_json)
 

@@ -1,4 +1,4 @@
-"""Several processes for one evaluation, each with its share of the images."""
+"""Several processes for one evaluation, each with its share of the images: ours, or torchrun's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import typer
@@ -19,8 +20,10 @@ from atlas.evaluation.display import Display
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.signals import Requests, caught_signals
+from atlas.training import connected
 
 POLL_SECONDS = 0.2
+LONGEST_WAIT = timedelta(days=7)
 NOT_FOR_WORKERS = {"processes", "shard", "out", "as_json"}
 
 
@@ -55,6 +58,25 @@ def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> N
                 worker.terminate()
                 worker.wait()
     merge(folder, of, list(task.plan.attacks))
+
+
+def run_with_others(task: Evaluation, folder: Path) -> bool:
+    """Do this process's share, started by torchrun with others; True in the one that is to tell the result.
+
+    The folder has to be on a disk that all of them see. Shares may differ by hours, so they wait for days: one
+    that dies is noticed by torchrun.
+    """
+    with connected(patience=LONGEST_WAIT) as ranks:
+        of = min(ranks.size, len(task.data))
+        if ranks.rank < of:
+            task.run(folder, shard=Shard(ranks.rank, of), progress=ranks.first)
+        ranks.wait()
+        if ranks.first:
+            with locked(folder):
+                EvaluationFolder(folder).claim(task.about)
+            merge(folder, of, list(task.plan.attacks))
+        ranks.wait()
+        return ranks.first
 
 
 def _arguments(ctx: typer.Context) -> list[str]:
