@@ -63,8 +63,8 @@ def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> N
 def run_with_others(task: Evaluation, folder: Path) -> bool:
     """Do this process's share, started by torchrun with others; True in the one that is to tell the result.
 
-    The folder has to be on a disk that all of them see. Shares may differ by hours, so they wait for days: one
-    that dies is noticed by torchrun.
+    The folder has to be on a disk that all of them see. Shares may differ by hours, so they wait for days;
+    one that dies is noticed by torchrun.
     """
     with connected(patience=LONGEST_WAIT) as ranks:
         of = min(ranks.size, len(task.data))
