@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.faults import runs
@@ -72,6 +73,28 @@ def test_a_signal_within_a_batch_is_heard_at_its_end(task: Path, number: signal.
     assert "everything is saved" in output
     runs.finish(runs.start(task, "train", "--resume", f"within-{where}"))
     assert runs.outcome(task / f"within-{where}") == runs.outcome(task / "whole")
+
+
+def test_a_signal_before_the_first_attack_of_an_evaluation_is_heard_too(task: Path) -> None:
+    """Clean answers and honesty checks are hundreds of passes, each of which is slow here."""
+    with np.load(task / "task.npz") as data:
+        halves = {f"{k}_{half}": data[k][:64] for k in ("x", "y") for half in ("train", "test")}
+        np.savez(task / "halves.npz", **halves)
+    (task / "slow").write_text("attack")
+    command = ("evaluate", "whole", "--data", "halves.npz", "--attacks", "pgd", "--out", "evaluation")
+    try:
+        process = runs.start(task, *command)
+        deadline = time.monotonic() + 60
+        while not (task / "evaluation/clean.npz").exists():
+            assert time.monotonic() < deadline, "it does not get going"
+            time.sleep(0.01)
+        process.terminate()
+        output, _ = process.communicate(timeout=30)
+    finally:
+        (task / "slow").unlink()
+        (task / "within").unlink()
+    assert process.returncode == 143, output
+    runs.finish(runs.start(task, *command))
 
 
 def test_a_second_signal_ends_it_at_once_and_breaks_nothing(task: Path) -> None:

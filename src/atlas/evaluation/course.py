@@ -40,7 +40,9 @@ class Subject:
     batch_size: int
 
     @classmethod
-    def of(cls, model: Model, images: Images, plan: Plan, batch_size: int) -> Subject:
+    def of(
+        cls, model: Model, images: Images, plan: Plan, batch_size: int, requests: Requests = Requests()
+    ) -> Subject:
         """What cannot be attacked as planned is refused here, before any time is spent."""
         device = device_of(model)
         x, y = images.pixels(slice(None), device), images.y.to(device)
@@ -53,7 +55,8 @@ class Subject:
                 check_inputs(surrogate, x, y, plan.threat)
             check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
-        return cls(asked, search, x, y, ask(asked, x, batch_size), rng, plan, batch_size)
+        logits = ask(heeding(asked, requests), x, batch_size)
+        return cls(asked, search, x, y, logits, rng, plan, batch_size)
 
     def under(self, attack: Attack, tried: Tensor) -> Engine:
         """The attack on the images of the mask `tried`."""
@@ -69,6 +72,16 @@ class Subject:
             search=self.model if attack.needs_precision else self.search,
             logits=self.logits[which],
         )
+
+
+def heeding(model: Model, requests: Requests) -> Model:
+    """The model, which leaves at its next pass where a signal has come in: where there is nothing to save."""
+
+    def ask(x: Tensor) -> Tensor:
+        requests.check()
+        return model(x)
+
+    return ask
 
 
 def device_of(model: Model) -> torch.device:

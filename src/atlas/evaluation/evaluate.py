@@ -16,7 +16,7 @@ from atlas.attacks import Attack, Model, frozen
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
-from atlas.evaluation.course import Subject, finish
+from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
 from atlas.evaluation.flags import Flag, after
 from atlas.evaluation.folder import EvaluationFolder, slug
@@ -143,7 +143,7 @@ class _Work:
     def run(self, shard: Shard | None) -> Report:
         task, plan = self.evaluation, self.evaluation.plan
         images = task.data.subset(shard.part) if shard else task.data
-        subject = Subject.of(task.model, images, plan, task.batch_size)
+        subject = Subject.of(task.model, images, plan, task.batch_size, self.requests)
         right = subject.logits.argmax(1).eq(subject.y).cpu()
         if self.place:
             clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
@@ -160,7 +160,8 @@ class _Work:
     def _probed(self, subject: Subject) -> list[Flag]:
         """The flags before any attack; a fatal one is said at once, because attacks take long."""
         plan = subject.plan
-        flags = probe(subject.model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1)
+        model = heeding(subject.model, self.requests)
+        flags = probe(model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1)
         for flag in flags:
             if flag.fatal:
                 self.display.say(f"the result will be invalid: {flag.name}: {flag.message}", style="bold red")
