@@ -86,7 +86,7 @@ def changed(data: bytes, how: Changes) -> bytes:
 def fuzz(inputs: st.SearchStrategy[T], check: Callable[[T], object], count: int) -> None:
     """`check` so many of the inputs: it must end soon, in bounded memory, and raise nothing."""
     done = 0
-    with _little_memory():
+    with little_memory():
         for number in range(-(-count // CHUNK)):
 
             @seed(number)
@@ -129,7 +129,8 @@ def _little_time() -> Iterator[None]:
 
 
 @contextmanager
-def _little_memory() -> Iterator[None]:
+def little_memory() -> Iterator[None]:
+    """No more than a program needs that reads small files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     peak = _peak()
     resource.setrlimit(resource.RLIMIT_AS, (_asked_for() + MEMORY, hard))

@@ -18,7 +18,7 @@ from atlas.evaluation.folder import EvaluationFolder
 from atlas.models import build, source
 from atlas.training import load_model
 from atlas.training.folder import RunFolder
-from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz
+from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz, little_memory
 
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(3), "torch_rng": torch.zeros(8).byte()}
 ABOUT = {"model": "cnn-small", "num_classes": 2, "shape": [1, 8, 8], "normalize": None, "seconds": 1.5}
@@ -118,6 +118,31 @@ def test_files_of_another_version(tmp_path: Path, about: str, kind: object, word
         load_tensors(path)
     with pytest.raises(CheckpointError, match="No good state is left"):
         RunFolder(tmp_path).load_state()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_classes": 10**6},
+        {"shape": [1, 2000, 2000]},
+        {"model": "wrn-994-999", "shape": [3, 8, 8]},
+        {"normalize": [[0.5], [0.1], [1]]},
+        {"normalize": [["a"], ["b"]]},
+        {"model": 3},
+        {"shape": None},
+        {"num_classes": "2"},
+    ],
+    ids=str,
+)
+def test_weights_that_claim_to_be_more_than_they_are(tmp_path: Path, change: dict[str, object]) -> None:
+    """Nothing is made that the file's own tensors would not fill."""
+    path = tmp_path / "weights.safetensors"
+    save_tensors(path, build("cnn-small", num_classes=2, shape=(1, 8, 8)).state_dict(), ABOUT)
+    load_model(path)
+    save_tensors(path, build("cnn-small", num_classes=2, shape=(1, 8, 8)).state_dict(), ABOUT | change)
+    said = "that it says it is of|does not say what model it is of"
+    with pytest.raises(CheckpointError, match=said), little_memory():
+        load_model(path)
 
 
 def test_files_without_a_format_are_of_the_first(tmp_path: Path) -> None:

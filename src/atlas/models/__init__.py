@@ -54,16 +54,18 @@ def build(
     shape: Sequence[int] = (1, 28, 28),
     normalize: tuple[Sequence[float], Sequence[float]] | None = None,
     seed: int = 0,
+    device: str = "cpu",
 ) -> nn.Module:
     """The model called `name`, with weights that are a function of `seed`, on the CPU, in training mode.
 
     `name` is one of `MODELS`, `wrn-D-K`, or `module.path:factory` for a user's own; `shape` is (C, H, W);
     `normalize` is (mean, std), each one number a channel, and becomes the first layer. The global random
-    state is as before, so building a model moves nothing else.
+    state is as before, so building a model moves nothing else. On the `device` meta it takes no memory, and
+    has shapes only.
     """
     size = _checked(num_classes, shape)
     # The CPU's own generator, on the CPU, whatever the default device: the same weights everywhere.
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         make = own(name) if ":" in name else _registered(name, size)
         torch.default_generator.manual_seed(seed)  # after a user's module was imported: that may draw too
         try:

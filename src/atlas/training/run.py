@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atlas import config as conf
 from atlas import data, models
@@ -104,14 +104,31 @@ def train(
     )
 
 
-def _build(about: Mapping[str, Any], seed: int = 0) -> nn.Module:
+def _build(about: Mapping[str, Any], seed: int = 0, device: str = "cpu") -> nn.Module:
     return models.build(
         about["model"],
         num_classes=about["num_classes"],
         shape=tuple(about["shape"]),
         normalize=about["normalize"],
         seed=seed,
+        device=device,
     )
+
+
+def _built_for(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> nn.Module:
+    """The model that the file is of. What takes more memory than the file's own tensors is not made."""
+    try:
+        if ":" not in about["model"]:
+            wanted = {k: v.shape for k, v in _build(about, device="meta").state_dict().items()}
+            if wanted != {k: v.shape for k, v in tensors.items()}:
+                raise CheckpointError(
+                    f"{path} does not fit the model {about['model']!r} that it says it is of"
+                )
+        return _build(about)
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
 
 
 def load_config(folder: Path) -> RunConfig:
@@ -133,10 +150,7 @@ def load_model(
     if model is None:
         if "model" not in about or (":" in str(about["model"]) and not weights.is_dir()):
             raise CheckpointError(f"{path} is of a model of your own: give it as load_model(..., model=...)")
-        try:
-            model = _build(about)
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
+        model = _built_for(path, tensors, about)
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
