@@ -104,6 +104,8 @@ def _sizes(path: Path, program: ExportedProgram, batch: int | torch.SymInt) -> t
 def _plain(path: Path, data: bytes) -> io.BytesIO:
     """The archive, written anew with what a model is made of and nothing that could run."""
     with zipfile.ZipFile(io.BytesIO(data)) as old:
+        if sum(record.file_size for record in old.infolist()) > len(data):  # torch compresses nothing
+            raise CheckpointError(f"{path} would unpack to more than its own {len(data):,} bytes: refused")
         root = old.namelist()[0].partition("/")[0]
         records = {name: old.read(f"{root}/{name}") for name in (GRAPH, *MARKS)}
         for folder, config in CONFIGS.items():

@@ -353,6 +353,16 @@ def test_compiled_libraries_are_left_out(archive: Path, tmp_path: Path) -> None:
     assert load_exported(bad)(torch.rand(1, 1, 28, 28)).shape == (1, 10)
 
 
+def test_a_bomb_is_refused_unread(archive: Path, tmp_path: Path) -> None:
+    bomb = tmp_path / "bomb.pt2"
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name) if "weight_0" not in name else bytes(10**7))
+    assert bomb.stat().st_size < 10**6
+    with pytest.raises(CheckpointError, match="would unpack to more than its own"):
+        load_exported(bomb)
+
+
 @pytest.mark.parametrize("damage", ["cut", "no archive", "empty", "no graph"])
 def test_a_damaged_archive_is_named(damage: str, archive: Path, tmp_path: Path) -> None:
     bad, data = tmp_path / "bad.pt2", archive.read_bytes()
