@@ -84,7 +84,9 @@ class Forked:
     def __init__(self, folder: Path, arguments: Sequence[str]) -> None:
         handle, self.output = tempfile.mkstemp(prefix="output-", dir=folder.parent)
         os.close(handle)
-        self.process = _context.Process(target=_atlas, args=(folder, self.output, arguments), daemon=True)
+        # The one that it is forked from has an older environment than ours.
+        told = (folder, self.output, arguments, dict(os.environ))
+        self.process = _context.Process(target=_atlas, args=told, daemon=True)
         self.process.start()
         assert self.process.pid is not None
         self.pid = self.process.pid
@@ -120,8 +122,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(ranks.PRELOAD)
 
 
-def _atlas(folder: Path, output: str, arguments: Sequence[str]) -> None:
+def _atlas(folder: Path, output: str, arguments: Sequence[str], environment: dict[str, str]) -> None:
     from atlas.cli import main
+
+    os.environ.clear()
+    os.environ.update(environment)
 
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)

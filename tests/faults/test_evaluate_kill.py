@@ -72,7 +72,7 @@ def test_sigkill_at_random_moments_then_the_same_command_gives_the_same_bits(tas
         while process.poll() is None and not list(out.glob("*.npz")) + list(out.glob("state-*")):
             assert time.monotonic() < deadline, "the evaluation does not get going"
             time.sleep(0.01)
-        time.sleep(moments.uniform(0.3, 3.0))
+        time.sleep(moments.uniform(0.1, 0.8))
         if process.poll() is not None:
             break
         process.kill()

@@ -141,9 +141,7 @@ def verdicts(folder: Path) -> dict[str, bytes]:
 
 @each_size
 @pytest.mark.parametrize(("kind", "most"), [("pass", 120), ("save", 40)])
-def test_an_evaluation_ends_with_the_same_bits(
-    task: Path, kind: str, most: int, kills: int, grid: str
-) -> None:
+def test_an_evaluation_ends_with_the_same_bits(task: Path, kind: str, most: int, kills: int) -> None:
     if not (task / "evaluated").exists():
         runs.finish(runs.start(task, *EVALUATE, "--out", "evaluated"))
     out = f"evaluated-{kind}-{kills}"

@@ -66,6 +66,7 @@ def test_the_list_names_every_artefact_with_its_cost(
     atlas: Atlas, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("atlas.cli.reproduce.Probe", Constant)
+    monkeypatch.setattr("atlas.cli.console.console.width", 200)
     assert atlas("reproduce", "--list") == 0
     text = capsys.readouterr().out
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
@@ -85,6 +86,7 @@ def test_an_outlook_tells_finished_from_not_begun(
 ) -> None:
     smoke("alpha-sweep")
     monkeypatch.setattr("atlas.cli.reproduce.Probe", Constant)
+    monkeypatch.setattr("atlas.cli.console.console.width", 200)
     capsys.readouterr()
     words = ("reproduce", "alpha-sweep", "--scale", "smoke", "--workspace", workspace, "--dry-run")
     assert atlas(*words, "--seeds", "2") == 0
