@@ -85,6 +85,7 @@ def command(folder: Path, arguments: tuple[str, ...]) -> None:
 
 
 def start(folder: Path, *arguments: str) -> BaseProcess:
+    (folder / "output.txt").write_text("")
     process = context.Process(target=command, args=(folder, arguments), daemon=True)
     process.start()
     return process
@@ -167,7 +168,7 @@ class Soak:
         # Before its own handlers are there, a process dies of a signal as any does.
         fine = {0, 128 + fault, -fault, -signal.SIGKILL}
         said = (self.folder / "output.txt").read_text()
-        if process.exitcode not in fine and "KeyboardInterrupt" not in said:
+        if process.exitcode not in fine and said and "KeyboardInterrupt" not in said:
             raise SystemExit(f"{fault.name} ended it with {process.exitcode}: {said}")
 
     def damage(self, run: Path) -> None:
