@@ -225,6 +225,21 @@ def test_claims_are_verified() -> None:
     assert outcome(lambda x: x.requires_grad_() - 0.1).robust.all()
 
 
+def test_one_that_only_asks_attacks_a_model_without_gradients() -> None:
+    model = Net().eval()
+    x, y = images(model)
+
+    def answers(pixels: Tensor) -> Tensor:
+        return model(pixels).detach()
+
+    theirs = stand_in(lambda pixels: (pixels - 0.3).clamp(0, 1))
+    with pytest.raises(UsageError, match="needs gradients"):
+        evaluate(answers, (x, y), Linf(0.3), attacks={"theirs": adapt(theirs)}, progress=False)
+    attack = adapt(theirs, white_box=False)
+    report = evaluate(answers, (x, y), Linf(0.3), attacks={"theirs": attack}, progress=False)
+    assert 0 < report.score("theirs").rate < 1
+
+
 def test_images_that_are_not_numbers_are_no_finding_about_the_model() -> None:
     found = outcome(lambda x: x * torch.nan)
     assert found.robust.all()

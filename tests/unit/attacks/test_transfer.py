@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from atlas.attacks import PGD, Transfer, lanes
 from atlas.attacks.ledger import CLEAN, SURVIVED
 from atlas.errors import NumericError, UsageError
+from atlas.evaluation import evaluate
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 
@@ -157,3 +158,9 @@ def test_refused(wrong: Any) -> None:
 def test_the_papers_black_box_attack_is_the_default() -> None:
     assert Transfer((ONE,)).attack == PGD(steps=1000, step_size=0.01)
     assert Transfer((ONE,)).steps == 1000
+
+
+def test_a_surrogate_for_other_images_is_refused_before_any_attack() -> None:
+    surrogate, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), images()
+    with pytest.raises(UsageError, match="failed on images .*2x9 and 16x3"):
+        evaluate(net(1).float(), (x.float(), y), Linf(0.1), "paper", surrogates=[surrogate], progress=False)
