@@ -162,5 +162,5 @@ def test_the_papers_black_box_attack_is_the_default() -> None:
 
 def test_a_surrogate_for_other_images_is_refused_before_any_attack() -> None:
     surrogate, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), images()
-    with pytest.raises(UsageError, match="failed on images .*2x9 and 16x3"):
+    with pytest.raises(UsageError, match=r"failed on images .*2x9 and 16x3"):
         evaluate(net(1).float(), (x.float(), y), Linf(0.1), "paper", surrogates=[surrogate], progress=False)
