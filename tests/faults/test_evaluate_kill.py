@@ -114,6 +114,10 @@ def test_batches_and_processes_change_no_verdict(task: Path, batch_size: str, pr
     assert (task / name / "summary.json").read_bytes() == (task / "whole/summary.json").read_bytes()
 
 
+SLOWLY = ("--batch-size", "4")
+"""So that there is time to find the workers; batches change no verdict."""
+
+
 def worker_of(folder: Path, parent: subprocess.Popen[str]) -> int:
     """The process that works on a shard, once it has taken the lock."""
     lock = folder / "lock"
@@ -136,7 +140,7 @@ def test_torchrun_shares_the_images(task: Path) -> None:
 
 def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:
     command = (*EVALUATE, "--out", "lost", "--processes", "2", "--save-seconds", "0.05")
-    process = runs.start(task, *command)
+    process = runs.start(task, *command, *SLOWLY)
     os.kill(worker_of(task / "lost/shard-1-of-2", process), signal.SIGKILL)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 8, output
@@ -155,7 +159,7 @@ def alive(process: int) -> bool:
 
 def test_workers_leave_when_their_parent_is_killed(task: Path) -> None:
     command = (*EVALUATE, "--out", "orphans", "--processes", "2")
-    process = runs.start(task, *command)
+    process = runs.start(task, *command, *SLOWLY)
     workers = [worker_of(task / f"orphans/shard-{index}-of-2", process) for index in range(2)]
     process.kill()
     process.wait(timeout=10)
@@ -170,7 +174,7 @@ def test_workers_leave_when_their_parent_is_killed(task: Path) -> None:
 def test_ctrl_c_at_a_terminal_saves(task: Path) -> None:
     """A terminal signals all processes of the group, the workers too unless they have one of their own."""
     command = [sys.executable, "-m", "atlas", *EVALUATE, "--out", "terminal", "--processes", "2"]
-    command += ["--save-seconds", "1000"]
+    command += ["--save-seconds", "1000", *SLOWLY]
     process = subprocess.Popen(
         command, cwd=task, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, process_group=0
     )
@@ -187,5 +191,5 @@ def test_ctrl_c_at_a_terminal_saves(task: Path) -> None:
         for index in range(2)
     ]
     assert all(saved), "a worker left without saving"
-    runs.finish(runs.start(task, *command[3:]))
+    runs.finish(runs.start(task, *command[3 : -len(SLOWLY)]))
     assert verdicts(task / "terminal") == verdicts(task / "whole")
