@@ -3,7 +3,7 @@
 A bump is a square of two halves of opposite signs, one above or beside the other. A half is a pile of
 rectangles around its middle, the k-th of which adds 1 / k^2. The change x' - x as a whole is stretched to
 norm eps before the box cuts it. Bumps spare the last row and column, as in the authors' code: there they are
-wasted where the edges of images say little (MNIST: a point less is found with them).
+wasted where the edges of images say little, as on MNIST.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ def _slow_to_go_back(module: nn.Conv2d) -> bool:
 class FoldedConv(nn.Conv2d):
     """A convolution of one channel whose input gradient is a matrix product, folded back to an image.
 
-    The library's own gradient pads the one channel to a full vector and is four times slower, which on MNIST
-    is a third of all that an attack does. Whoever wants more than that gradient (one of the weights, a
-    derivative by `torch.func` or forward mode, an image without a batch) gets the library's.
+    The library's own gradient pads the one channel to a full vector and is several times slower, which on
+    MNIST is a good part of all that an attack does. Whoever wants more than that gradient (one of the
+    weights, a derivative by `torch.func` or forward mode, an image without a batch) gets the library's.
     """
 
     def _get_name(self) -> str:
