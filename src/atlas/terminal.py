@@ -6,6 +6,14 @@ import unicodedata
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 
 
@@ -30,3 +38,18 @@ class Terminal(Console):
                 yield segment
             else:
                 yield Segment("\n".join(map(one_line, segment.text.split("\n"))), segment.style)
+
+
+def share_bars(console: Terminal) -> Progress:
+    """Bars of how much of a piece of work is done and the time left, which go when it is over."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=console.quiet or not console.is_terminal,
+        transient=True,
+    )

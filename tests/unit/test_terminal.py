@@ -75,7 +75,8 @@ def test_the_bar_of_an_attack(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bar_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    with ReportDisplay(1) as display:
+    display = ReportDisplay(1)
+    with display.bars:
         display.step(HOSTILE, 0.5)
     assert_harmless(capsys.readouterr().err)
 

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-)
-
 from atlas.attacks.lanes import Engine
 from atlas.evaluation.folder import EvaluationFolder
-from atlas.terminal import Terminal
+from atlas.terminal import Terminal, share_bars
 
 REFRESH_SECONDS = 0.2
 
@@ -28,17 +19,7 @@ class Display:
 
     def __init__(self, *, shown: bool, watched: EvaluationFolder | None = None) -> None:
         self.console = Terminal(stderr=True, quiet=not shown)
-        self.bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not (shown and self.console.is_terminal),
-            transient=True,
-        )
+        self.bars = share_bars(self.console)
         self.task = self.bars.add_task("", total=1.0, visible=False)
         self.label, self.shown_at, self.watched = "", 0.0, watched
 

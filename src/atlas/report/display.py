@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-from atlas.terminal import Terminal
+from atlas.terminal import Terminal, share_bars
 
 
 class Display:
@@ -14,16 +10,7 @@ class Display:
 
     def __init__(self, parts: int, *, shown: bool = True) -> None:
         self.console = Terminal(stderr=True, quiet=not shown)
-        self.bars = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=not (shown and self.console.is_terminal),
-            transient=True,
-        )
+        self.bars = share_bars(self.console)
         self.task = self.bars.add_task("", total=parts)
         self.what, self.over = "", -1
 
@@ -34,12 +21,3 @@ class Display:
 
     def say(self, text: str) -> None:
         self.console.print(text, style="yellow", highlight=False, soft_wrap=True)
-
-    def __enter__(self) -> Display:
-        self.bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bars.stop()

@@ -25,7 +25,8 @@ def studied(
     able = [run for run in runs if run.model is not None]
     images: dict[str, Images] = {}
     found = {}
-    with Display(PARTS * len(able), shown=progress) as display:
+    display = Display(PARTS * len(able), shown=progress)
+    with display.bars:
         for run in able:
             name = run.config.data
             if name not in images:
