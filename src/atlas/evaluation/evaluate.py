@@ -176,15 +176,24 @@ class _Work:
                 tried = tried & result.survived
         return results
 
+    def _kept(self, label: str, n: int) -> dict[str, Tensor] | None:
+        """The columns of an attack that is over, where the folder has them and the images that are wanted."""
+        if not self.place or not self.place.holds(label, images=self.evaluation.save_images):
+            return None
+        found = self.place.load_columns(f"attack-{slug(label)}")
+        if found is None or set(found) != set(COLUMNS) or len(found["step"]) != n:
+            return None
+        self.place.drop_state(label)  # still there if the process died just before it would have gone
+        return found
+
     def _result(
         self, label: str, attack: Attack, subject: Subject, ids: Tensor, tried: Tensor
     ) -> AttackResult:
         """What the attack does to the images of the mask `tried`: from the folder, or by running it."""
         name, attempts = f"attack-{slug(label)}", attack.attempts(subject.logits.shape[1])
         known = (label, attack, attack_table(attack), attempts)
-        found = self.place.load_columns(name) if self.place else None
-        wanted = self.place and self.place.holds(label, images=self.evaluation.save_images)
-        if found is not None and wanted and set(found) == set(COLUMNS) and len(found["step"]) == len(tried):
+        found = self._kept(label, len(tried))
+        if found is not None:
             return AttackResult.of(*known, found)
         engine = subject.under(attack, tried)
         self.seconds[label] = finish(

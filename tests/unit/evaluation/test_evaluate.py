@@ -20,6 +20,7 @@ from atlas.data import Images
 from atlas.errors import Interrupted, LockError, UsageError
 from atlas.evaluation import Shard, course, evaluate, merge
 from atlas.evaluation.compare import compared
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.results import SKIPPED
 from atlas.rng import Rng
 from atlas.threat import L2, Linf
@@ -176,6 +177,22 @@ def test_stopped_by_a_signal_it_goes_on_and_ends_the_same(
     for path in whole.glob("*"):
         if path.name not in ("timing.jsonl", "lock"):
             assert (parts / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_killed_between_the_result_and_the_end_of_its_state_it_leaves_no_state(
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(images, folder=tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationFolder, "drop_state", lambda *_: None)
+        stop_after(2, patch)
+        with pytest.raises(Interrupted):
+            run(images, folder=tmp_path / "parts")
+        run(images, folder=tmp_path / "parts")
+    assert list((tmp_path / "parts").glob("state-*")), "as a process leaves it that dies at that moment"
+    run(images, folder=tmp_path / "parts")
+    names = [{path.name for path in (tmp_path / place).iterdir()} for place in ("whole", "parts")]
+    assert names[0] == names[1]
 
 
 def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
