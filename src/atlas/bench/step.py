@@ -22,7 +22,7 @@ from atlas.data import Batch, Images
 from atlas.rng import Rng
 from atlas.signals import Requests
 from atlas.threat import Linf
-from atlas.training import Optimizer, Schedule, Training
+from atlas.training import Optimizer, Ranks, Schedule, Training
 from atlas.training.display import Display
 from atlas.training.log import Log
 from atlas.training.trainer import Trainer
@@ -65,19 +65,21 @@ def pairs(model: nn.Module, cases: Sequence[Case], batch: Batch) -> list[Pair]:
     return [
         Pair(
             case,
-            partial(_trainer(model, case, batch).step, batch),
+            partial(trainer(model, case, batch).step, batch),
             partial(case.equation.run, bare, case.steps) if case.equation else None,
         )
         for case in cases
     ]
 
 
-def _trainer(model: nn.Module, case: Case, batch: Batch) -> Trainer:
+def trainer(model: nn.Module, case: Case, batch: Batch, ranks: Ranks = Ranks()) -> Trainer:
     """The trainer that `fit` runs, at the full eps from the first step, without files or display."""
     training = Training(len(batch.y), optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
     images = Images(batch.x.cpu(), batch.y.cpu(), CLASSES)
     display = Display("", 1, shown=False)
-    return Trainer(model, images, images, case.method, THREAT, training, Log(None), display, Requests())
+    return Trainer(
+        model, images, images, case.method, THREAT, training, Log(None), display, Requests(), ranks
+    )
 
 
 def random_batch(size: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Batch:
@@ -106,14 +108,15 @@ def measure(
         for pair, timing in order.sample(todo, len(todo)):
             both = [(pair.step, timing.step)] + ([(pair.bare, timing.bare)] if pair.bare else [])
             for run, seconds in both if repeat % 2 else reversed(both):
-                taken = _seconds(run, clock, batch.x.device)
+                taken = seconds_of(run, clock, batch.x.device)
                 if repeat >= 0:
                     seconds.append(taken)
             each()
     return [timing for _, timing in todo]
 
 
-def _seconds(run: Callable[[], None], clock: Callable[[], float], device: torch.device) -> float:
+def seconds_of(run: Callable[[], None], clock: Callable[[], float], device: torch.device) -> float:
+    """Until the device is done."""
     wait_for(device)
     began = clock()
     run()
