@@ -13,6 +13,15 @@ from atlas.bench.attack_report import (
 )
 from atlas.bench.cases import MEASURED, REFERENCE, Case, case
 from atlas.bench.machine import machine
+from atlas.bench.match_report import (
+    MATCH_HEADINGS,
+    MATCH_MARKERS,
+    match_facts,
+    match_markdown,
+    match_rows,
+    match_summary,
+)
+from atlas.bench.matches import MATCHED, Match, Side, Steps, match, play
 from atlas.bench.passes import EQUATIONS, Passes
 from atlas.bench.peers import PEERS, Job, versions
 from atlas.bench.report import (
@@ -20,6 +29,7 @@ from atlas.bench.report import (
     check_markers,
     facts,
     markdown,
+    markers,
     put_between_markers,
     rows,
     summary,
@@ -30,6 +40,9 @@ __all__ = [
     "ATTACK_HEADINGS",
     "EQUATIONS",
     "HEADINGS",
+    "MATCHED",
+    "MATCH_HEADINGS",
+    "MATCH_MARKERS",
     "MEASURED",
     "OURS",
     "PEERS",
@@ -40,8 +53,11 @@ __all__ = [
     "Contest",
     "Entry",
     "Job",
+    "Match",
     "Pair",
     "Passes",
+    "Side",
+    "Steps",
     "Timing",
     "attack_cases",
     "attack_facts",
@@ -56,9 +72,16 @@ __all__ = [
     "facts",
     "machine",
     "markdown",
+    "markers",
+    "match",
+    "match_facts",
+    "match_markdown",
+    "match_rows",
+    "match_summary",
     "measure",
     "model_title",
     "pairs",
+    "play",
     "put_between_markers",
     "random_batch",
     "rows",

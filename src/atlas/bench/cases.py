@@ -30,6 +30,11 @@ class Case:
     equation: Equation | None
 
     @property
+    def name(self) -> str:
+        """The method's, without its steps."""
+        return self.label.rpartition("-")[0] if self.steps else self.label
+
+    @property
     def passes(self) -> Passes | None:
         return self.equation.passes.attacked(self.steps) if self.equation else None
 

@@ -14,7 +14,13 @@ from atlas.bench.step import Timing
 from atlas.disk import write_atomic
 from atlas.errors import UsageError
 
-BEGIN, END = "<!-- begin: atlas bench step -->", "<!-- end: atlas bench step -->"
+
+def markers(command: str) -> tuple[str, str]:
+    """The lines of a page between which the tables of this command go."""
+    return f"<!-- begin: atlas bench {command} -->", f"<!-- end: atlas bench {command} -->"
+
+
+BEGIN, END = markers("step")
 HEADINGS = ("method", "step ms", "bare ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")
 REFERENCE_COST = EQUATIONS["adv"].passes.attacked(1).cost
 
@@ -79,11 +85,17 @@ def markdown(report: Mapping[str, Any]) -> str:
     """All models of a report, a table each."""
     parts = [f"Measured on {facts(report)}."]
     for model in report["models"]:
-        lines = [HEADINGS, ("---",) * len(HEADINGS), *rows(model["methods"])]
-        shape = "x".join(map(str, model["shape"]))
-        parts.append(f"**{model['model']}**, {shape}")
-        parts.append("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        parts += [model_heading(model), grid(HEADINGS, rows(model["methods"]))]
     return "\n\n".join(parts)
+
+
+def model_heading(model: Mapping[str, Any]) -> str:
+    return f"**{model['model']}**, {'x'.join(map(str, model['shape']))}"
+
+
+def grid(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, ("---",) * len(headings), *lines))
 
 
 def check_markers(path: Path, begin: str = BEGIN, end: str = END) -> None:

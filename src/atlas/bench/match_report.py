@@ -1,0 +1,72 @@
+"""The measured matches as plain data, as rows of text, and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from atlas.bench.attack import NOT_INSTALLED, OURS
+from atlas.bench.matches import Match, Side
+from atlas.bench.report import facts, grid, markers, model_heading, quartiles, ratio
+
+MATCH_HEADINGS = ("who", "ms a step", f"time / {OURS}", "note")
+MATCH_MARKERS = markers("peers")
+LONGEST_NOTE = 60
+
+
+def match_summary(matches: Sequence[Match]) -> list[dict[str, Any]]:
+    """For each method and side: all seconds, and the quartiles of their ratios to ours."""
+    return [
+        {"method": m.case.label, "sides": [_record(side, m.sides[0].seconds) for side in m.sides]}
+        for m in matches
+    ]
+
+
+def _record(side: Side, ours: Sequence[float]) -> dict[str, Any]:
+    both = min(len(side.seconds), len(ours))
+    ratios = np.array(side.seconds[:both]) / np.array(ours[:both])
+    return {
+        "who": side.name,
+        "note": side.note,
+        "seconds": side.seconds,
+        "over_ours": quartiles(ratios) if both else None,
+        "error": side.error,
+    }
+
+
+def match_rows(sides: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Text under `MATCH_HEADINGS`: medians, with the quartiles of the ratios in brackets."""
+    return [
+        (
+            side["who"],
+            f"{1e3 * np.median(side['seconds']):.1f}" if side["seconds"] else "-",
+            ratio(side["over_ours"]),
+            _note(side),
+        )
+        for side in sides
+    ]
+
+
+def _note(side: Mapping[str, Any]) -> str:
+    if (error := side["error"]) is None:
+        return str(side["note"])
+    text = error if error == NOT_INSTALLED else f"failed: {' '.join(error.split())}"
+    return text if len(text) <= LONGEST_NOTE else f"{text[: LONGEST_NOTE - 3]}..."
+
+
+def match_facts(report: Mapping[str, Any]) -> str:
+    """The circumstances of a measurement."""
+    versions = ", ".join(f"{name} {version or 'absent'}" for name, version in report["peers"].items())
+    return f"{facts(report)}; {versions}"
+
+
+def match_markdown(report: Mapping[str, Any]) -> str:
+    """All models of a report, a table for each method."""
+    parts = [f"Measured on {match_facts(report)}."]
+    for model in report["models"]:
+        parts.append(model_heading(model))
+        for found in model["methods"]:
+            parts.append(f"{found['method']}\n\n{grid(MATCH_HEADINGS, match_rows(found['sides']))}")
+    return "\n\n".join(parts)

@@ -1,0 +1,125 @@
+"""A training step beside the same method's step by others.
+
+In every repeat all who have a method make one step of it, one right after the other, in an order that
+changes, so that what else the machine does falls on all of them; a ratio is the median of the repeats' own
+ratios.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from atlas.bench.attack import NOT_INSTALLED, OURS
+from atlas.bench.cases import Case, case
+from atlas.bench.quiet import quiet
+from atlas.bench.step import CLASSES, THREAT, WARM_UP, pairs, seconds_of
+from atlas.bench.trainers import TRAINERS, Task
+from atlas.data import Batch
+from atlas.errors import UsageError
+
+MATCHED = ("jac", "adv-1", "adv-10", "trades-1", "trades-10", "atlas-1", "atlas-10")
+"""What is measured unless told otherwise."""
+
+Seconds = Callable[[str, str], float]
+"""Those of one step: of the method's label and the trainer's name."""
+
+
+@dataclass
+class Side:
+    """Somebody who trains by a method, with the seconds of each repeat."""
+
+    name: str
+    note: str = ""
+    seconds: list[float] = field(default_factory=list)
+    error: str | None = None
+    """Why there are no more."""
+
+    @property
+    def absent(self) -> bool:
+        return self.error == NOT_INSTALLED
+
+
+@dataclass(frozen=True)
+class Match:
+    """A method and all who have it, ourselves first."""
+
+    case: Case
+    sides: list[Side]
+
+
+def match(label: str) -> Match:
+    """The match of a label such as `atlas-10`; of a library that is not installed, that is the error."""
+    found = case(label)
+    theirs = TRAINERS.get(found.name)
+    if theirs is None:
+        raise UsageError(f"nobody else has the method {found.name!r}; choose from {', '.join(TRAINERS)}")
+    absent = [Side(t.name, t.note(found.steps), error=None if t.installed else NOT_INSTALLED) for t in theirs]
+    return Match(found, [Side(OURS), *absent])
+
+
+class Steps:
+    """The steps of other trainers on one batch, made when they are first asked for, and timed."""
+
+    def __init__(
+        self, model: nn.Module, batch: Batch, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        # One copy for all of them: the weights hardly move, and what a library hangs into it is not ours.
+        self.model, self.batch, self.clock = copy.deepcopy(model), batch, clock
+        self.made: dict[tuple[str, str], Callable[[], None]] = {}
+
+    def __call__(self, label: str, who: str) -> float:
+        with quiet():
+            step = self.made.get((label, who)) or self._make(label, who)
+            return seconds_of(step, self.clock, self.batch.x.device)
+
+    def _make(self, label: str, who: str) -> Callable[[], None]:
+        found = case(label)
+        trainer = next(t for t in TRAINERS[found.name] if t.name == who)
+        task = Task(self.model, self.batch.x, self.batch.y, THREAT.eps, found.steps, CLASSES)
+        return self.made.setdefault((label, who), trainer.make(task))
+
+
+def play(
+    matches: Sequence[Match],
+    model: nn.Module,
+    batch: Batch,
+    repeats: int,
+    theirs: Seconds,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    each: Callable[[], None] = lambda: None,
+) -> None:
+    """Let all sides of all matches make `repeats` steps.
+
+    One that raises has its error noted and is left out from then on. `each` is called after every turn, also
+    where somebody is left out.
+    """
+    ours = {pair.case.label: pair.step for pair in pairs(model, [m.case for m in matches], batch)}
+
+    def turn(label: str, who: str) -> float:
+        return seconds_of(ours[label], clock, batch.x.device) if who == OURS else theirs(label, who)
+
+    order = random.Random(0)
+    for repeat in range(-WARM_UP, repeats):
+        for found in order.sample(matches, len(matches)):
+            for side in order.sample(found.sides, len(found.sides)):
+                taken = _turn(side, found.case.label, turn)
+                if repeat >= 0 and taken is not None:
+                    side.seconds.append(taken)
+                each()
+
+
+def _turn(side: Side, label: str, turn: Seconds) -> float | None:
+    if side.error is not None:
+        return None
+    try:
+        return turn(label, side.name)
+    except Exception as error:  # whatever a library raises, the others go on
+        side.error = f"{type(error).__name__}: {error}"
+        return None

@@ -1,0 +1,88 @@
+"""`atlas bench peers`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from atlas import bench, models
+from atlas.cli.bench_tools import (
+    MODELS,
+    BatchSize,
+    Device,
+    JsonFile,
+    MarkdownFile,
+    ModelNames,
+    Repeats,
+    Shape,
+    bar,
+    put,
+    shape_of,
+    table_of,
+    write,
+)
+from atlas.cli.console import console
+
+
+def peers(
+    model: ModelNames = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A method and its attack steps, such as `atlas-1`; again for more. Default: "
+            f"{', '.join(bench.MATCHED)}."
+        ),
+    ] = None,
+    batch: BatchSize = 128,
+    repeats: Repeats = 20,
+    shape: Shape = None,
+    device: Device = "cpu",
+    json_file: JsonFile = None,
+    markdown_file: MarkdownFile = None,
+) -> None:
+    """The time of a training step in other libraries, and in the textbook's loop, over that of ours.
+
+    All train the same network on the same batch by the same method, a step at a time, one after the other, in
+    an order that changes from repeat to repeat. A ratio is the median of the repeats' ratios: above 1, we are
+    faster. The note says where somebody's step is another mathematics. A library that is not there is named.
+
+    - `atlas bench peers --model cnn-small --repeats 3` : half a minute: does it all work?
+    - `atlas bench peers --method adv-1 --method atlas-1 --json peers.json`
+    - `atlas bench peers --model wrn-28-8 --batch 8 --repeats 5`
+    """
+    labels = list(dict.fromkeys(method or bench.MATCHED))
+    for label in labels:
+        bench.match(label)  # a wrong one is refused before anything is measured
+    if markdown_file is not None:
+        bench.check_markers(markdown_file, *bench.MATCH_MARKERS)
+    versions = {name: bench.versions()[name] for name in ("torchattacks", "adversarial-robustness-toolbox")}
+    report: dict[str, Any] = {"machine": bench.machine(device), "peers": versions}
+    report |= {"batch": batch, "repeats": repeats}
+    report["models"] = [
+        _measured(name, labels, batch, repeats, shape_of(name, shape), device) for name in model or MODELS
+    ]
+    console.print(bench.match_facts(report), highlight=False)
+    for found in report["models"]:
+        for each in found["methods"]:
+            rows = bench.match_rows(each["sides"])
+            title = f"{found['model']}, {each['method']}"
+            console.print("", table_of(title, bench.MATCH_HEADINGS, rows, words=1))
+    write(report, json_file)
+    put(bench.match_markdown(report), markdown_file, bench.MATCH_MARKERS)
+
+
+def _measured(
+    name: str, labels: list[str], size: int, repeats: int, shape: tuple[int, ...], device: str
+) -> dict[str, Any]:
+    """The measurements of one model, under a bar with the time left."""
+    batch = bench.random_batch(size, shape, device)
+    network = models.build(name, shape=shape).to(device)
+    matches = [bench.match(label) for label in labels]
+    turns = sum(len(match.sides) for match in matches) * (repeats + bench.WARM_UP)
+    with bar() as progress:
+        task = progress.add_task(name, total=turns)
+        theirs = bench.Steps(network, batch)
+        bench.play(matches, network, batch, repeats, theirs, each=lambda: progress.advance(task))
+    parameters = models.count_parameters(network)
+    return {"model": name, "shape": shape, "parameters": parameters, "methods": bench.match_summary(matches)}
