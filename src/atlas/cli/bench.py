@@ -5,7 +5,9 @@ from __future__ import annotations
 import typer
 
 from atlas.cli.bench_attack import attack
+from atlas.cli.bench_cost import cost
 from atlas.cli.bench_peers import peers
+from atlas.cli.bench_scale import scale
 from atlas.cli.bench_step import step
 
 app = typer.Typer(no_args_is_help=True, help="What training and attacks cost, as ratios measured in one run.")
@@ -19,3 +21,5 @@ def about() -> None:
 app.command()(step)
 app.command()(peers)
 app.command()(attack)
+app.command()(scale)
+app.command()(cost)
