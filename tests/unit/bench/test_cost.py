@@ -67,7 +67,7 @@ def test_flops_are_those_of_a_real_step(name: str, label: str, monkeypatch: pyte
 
 
 def test_flops_of_a_small_network_by_hand() -> None:
-    """cnn-small on 8x8: conv 4x4x16 at 4x4 places, conv 16x4x4x32 at 2x2, 128 to 100, 100 to 10; times two."""
+    """cnn-small on 8x8: conv 4x4x16 at 4x4 places, conv 16x4x4x32 at 2x2, 128 to 100 to 10; times two."""
     first, second, third, last = (2 * n for n in (16 * 16 * 16, 4 * 256 * 32, 128 * 100, 100 * 10))
     forward = first + second + third + last
     found = growing("cnn-small", bench.case("adv-3"), (1, 8, 8), 10).of(7)
