@@ -22,14 +22,18 @@ from atlas.bench.match_report import (
     match_summary,
 )
 from atlas.bench.matches import MATCHED, Match, Side, Steps, match, play
+from atlas.bench.memory import Memory, memories
 from atlas.bench.passes import EQUATIONS, Passes
 from atlas.bench.peers import PEERS, Job, versions
+from atlas.bench.profiled import Operator, trace
 from atlas.bench.report import (
     HEADINGS,
+    MEMORY_HEADINGS,
     check_markers,
     facts,
     markdown,
     markers,
+    memory_rows,
     put_between_markers,
     rows,
     summary,
@@ -44,6 +48,7 @@ __all__ = [
     "MATCH_HEADINGS",
     "MATCH_MARKERS",
     "MEASURED",
+    "MEMORY_HEADINGS",
     "OURS",
     "PEERS",
     "REFERENCE",
@@ -54,6 +59,8 @@ __all__ = [
     "Entry",
     "Job",
     "Match",
+    "Memory",
+    "Operator",
     "Pair",
     "Passes",
     "Side",
@@ -79,6 +86,8 @@ __all__ = [
     "match_rows",
     "match_summary",
     "measure",
+    "memories",
+    "memory_rows",
     "model_title",
     "pairs",
     "play",
@@ -86,5 +95,6 @@ __all__ = [
     "random_batch",
     "rows",
     "summary",
+    "trace",
     "versions",
 ]

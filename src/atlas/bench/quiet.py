@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+
+STDERR = 2
 
 
 @contextmanager
@@ -23,3 +27,17 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(level)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Without what C++ writes to standard error past Python, such as torch's profiler."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(STDERR), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, STDERR)
+        yield
+    finally:
+        os.dup2(kept, STDERR)
+        os.close(kept)
+        os.close(nowhere)

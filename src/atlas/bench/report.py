@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from atlas.bench.cases import REFERENCE
+from atlas.bench.memory import Memory
 from atlas.bench.passes import EQUATIONS
 from atlas.bench.step import Timing
 from atlas.disk import write_atomic
@@ -22,11 +24,16 @@ def markers(command: str) -> tuple[str, str]:
 
 BEGIN, END = markers("step")
 HEADINGS = ("method", "step ms", "bare ms", "step / bare", f"step / {REFERENCE}", "passes", "bound")
+MEMORY_HEADINGS = ("method", "saved MB", "peak MB", "peak / saved", f"peak / {REFERENCE}")
 REFERENCE_COST = EQUATIONS["adv"].passes.attacked(1).cost
 
 
-def summary(timings: Sequence[Timing]) -> list[dict[str, Any]]:
-    """For each method: quartiles of times and of ratios within a repeat, the passes, and every second."""
+def summary(timings: Sequence[Timing], memories: Mapping[str, Memory] | None = None) -> list[dict[str, Any]]:
+    """For each method: quartiles of times and of ratios within a repeat, the passes, and every second.
+
+    `memories`, by the methods' labels, where they were measured.
+    """
+    known = {label: asdict(memory) for label, memory in (memories or {}).items()}
     reference = np.array(next(t.step for t in timings if t.case.label == REFERENCE))
     return [
         {
@@ -36,6 +43,7 @@ def summary(timings: Sequence[Timing]) -> list[dict[str, Any]]:
             "bare_ms": quartiles(1e3 * np.array(t.bare)) if t.bare else None,
             "step_over_bare": quartiles(np.array(t.step) / np.array(t.bare)) if t.bare else None,
             "step_over_reference": quartiles(np.array(t.step) / reference),
+            "memory": known.get(t.case.label),
             "seconds": {"step": t.step, "bare": t.bare},
         }
         for t in timings
@@ -63,6 +71,21 @@ def rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+def memory_rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A summary as text under `MEMORY_HEADINGS`; empty where memory was not measured."""
+    found = {m["method"]: m["memory"] for m in methods if m.get("memory")}
+    return [
+        (
+            label,
+            f"{memory['saved'] / 1e6:.1f}",
+            f"{memory['peak'] / 1e6:.1f}",
+            f"{memory['peak'] / memory['saved']:.2f}",
+            f"{memory['peak'] / found[REFERENCE]['peak']:.2f}",
+        )
+        for label, memory in found.items()
+    ]
+
+
 def ratio(found: Sequence[float] | None) -> str:
     """Quartiles of ratios as text; a dash for none."""
     if found is None:
@@ -86,6 +109,8 @@ def markdown(report: Mapping[str, Any]) -> str:
     parts = [f"Measured on {facts(report)}."]
     for model in report["models"]:
         parts += [model_heading(model), grid(HEADINGS, rows(model["methods"]))]
+        if memory := memory_rows(model["methods"]):
+            parts.append(grid(MEMORY_HEADINGS, memory))
     return "\n\n".join(parts)
 
 

@@ -17,6 +17,7 @@ from atlas.cli.bench_tools import (
     Repeats,
     Shape,
     bar,
+    made,
     put,
     shape_of,
     table_of,
@@ -76,8 +77,7 @@ def _measured(
     name: str, labels: list[str], size: int, repeats: int, shape: tuple[int, ...], device: str
 ) -> dict[str, Any]:
     """The measurements of one model, under a bar with the time left."""
-    batch = bench.random_batch(size, shape, device)
-    network = models.build(name, shape=shape).to(device)
+    batch, network = made(name, size, shape, device)
     matches = [bench.match(label) for label in labels]
     turns = sum(len(match.sides) for match in matches) * (repeats + bench.WARM_UP)
     with bar() as progress:

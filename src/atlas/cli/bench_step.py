@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,12 +18,16 @@ from atlas.cli.bench_tools import (
     Repeats,
     Shape,
     bar,
+    made,
     put,
     shape_of,
     table_of,
     write,
 )
 from atlas.cli.console import console
+
+TOP = 10
+"""Operators that are shown of a profile."""
 
 
 def step(
@@ -37,15 +42,25 @@ def step(
     device: Device = "cpu",
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write a trace of a step of each method there (for ui.perfetto.dev), and print its dearest "
+            "operators.",
+        ),
+    ] = None,
 ) -> None:
-    """The time of a whole training step over that of the bare passes that its equation needs.
+    """The time of a whole training step over that of the bare passes that its equation needs; its memory.
 
     Each repeat times both, side by side, for every method; a ratio is the median of the repeats' ratios. The
-    last columns are the FLOPs bound in forward passes, and that bound over the one of `adv-1`.
+    last columns are the FLOPs bound in forward passes, and that bound over the one of `adv-1`. A second table
+    has the activations that a step must keep for its gradients, and the most memory that it takes at a time.
 
     - `atlas bench step`
     - `atlas bench step --model cnn-small --method adv-1 --method atlas-1 --repeats 100`
     - `atlas bench step --model my.module:network --shape 3x64x64 --device cuda --json speed.json`
+    - `atlas bench step --model cnn --method atlas-1 --profile traces` : where does the time go?
     """
     # The reference of the ratios is always measured.
     chosen = [bench.case(label) for label in (*(method or bench.MEASURED), bench.REFERENCE)]
@@ -59,19 +74,37 @@ def step(
     console.print(bench.facts(report), highlight=False)
     for found in report["models"]:
         title = f"{found['model']}, {found['parameters']:,} weights"
-        console.print(table_of(title, bench.HEADINGS, bench.rows(found["methods"])))
+        console.print("", table_of(title, bench.HEADINGS, bench.rows(found["methods"])))
+        memory = bench.memory_rows(found["methods"])
+        console.print("", table_of(f"{found['model']}, memory", bench.MEMORY_HEADINGS, memory))
     write(report, json_file)
     put(bench.markdown(report), markdown_file, bench.markers("step"))
+    if profile is not None:
+        for name in model or MODELS:
+            _profile(name, cases, batch, shape_of(name, shape), device, profile)
 
 
 def _measured(
     name: str, cases: list[bench.Case], size: int, repeats: int, shape: tuple[int, ...], device: str
 ) -> dict[str, Any]:
     """The measurements of one model, under a bar with the time left."""
-    batch = bench.random_batch(size, shape, device)
-    network = models.build(name, shape=shape).to(device)
+    batch, network = made(name, size, shape, device)
     with bar() as progress:
         task = progress.add_task(name, total=len(cases) * (repeats + bench.WARM_UP))
         timings = bench.measure(network, cases, batch, repeats, each=lambda: progress.advance(task))
+    methods = bench.summary(timings, bench.memories(network, cases, batch))
     parameters = models.count_parameters(network)
-    return {"model": name, "shape": shape, "parameters": parameters, "methods": bench.summary(timings)}
+    return {"model": name, "shape": shape, "parameters": parameters, "methods": methods}
+
+
+def _profile(
+    name: str, cases: list[bench.Case], size: int, shape: tuple[int, ...], device: str, folder: Path
+) -> None:
+    """A trace of a step of each method, and a table of its dearest operators."""
+    batch, network = made(name, size, shape, device)
+    for pair in bench.pairs(network, cases, batch):
+        path = folder / f"{name.replace(':', '-')}-{pair.case.label}.json"
+        found = bench.trace(pair.step, path)[:TOP]
+        rows = [(each.name, str(each.calls), f"{each.ms:.1f}", f"{100 * each.share:.0f}") for each in found]
+        headings = ("operator", "calls", "ms", "% of the step")
+        console.print("", table_of(f"{name}, {pair.case.label}: {path}", headings, rows))

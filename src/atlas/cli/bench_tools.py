@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from torch import nn
 
-from atlas import bench
+from atlas import bench, models
 from atlas.cli.console import console
+from atlas.data import Batch
 from atlas.disk import write_atomic
 from atlas.errors import UsageError
 from atlas.terminal import Terminal
@@ -46,6 +48,11 @@ def shape_of(model: str, given: str | None) -> tuple[int, ...]:
     if not re.fullmatch(r"\d{1,4}x\d{1,4}x\d{1,4}", given):
         raise UsageError(f"--shape is {given!r}; wanted CHANNELSxHEIGHTxWIDTH, such as 3x32x32")
     return tuple(map(int, given.split("x")))
+
+
+def made(name: str, size: int, shape: tuple[int, ...], device: str) -> tuple[Batch, nn.Module]:
+    """A batch of noise, and the network that trains on it."""
+    return bench.random_batch(size, shape, device), models.build(name, shape=shape).to(device)
 
 
 def bar() -> Progress:

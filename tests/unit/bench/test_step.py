@@ -123,6 +123,7 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path) -> None:
         assert len(method["seconds"]["step"]) == len(method["seconds"]["bare"]) == 2
         assert method["step_over_bare"][1] > 0
         assert method["method"] in result.output
+        assert 0 < method["memory"]["saved"] < method["memory"]["peak"]
     text = page.read_text()
     assert text == f"before\n{BEGIN}\n{bench.markdown(report)}\n{END}\nafter\n"
     assert text.count("| atlas-1 |") == 1
