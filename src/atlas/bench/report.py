@@ -97,9 +97,10 @@ def ratio(found: Sequence[float] | None) -> str:
 def facts(report: Mapping[str, Any]) -> str:
     """One line on the circumstances of a measurement."""
     m = report["machine"]
+    batch = f"batch {report['batch']}, " if "batch" in report else ""
     return (
         f"{m['device']} ({m['cpu']}, {m['cores']} cores, {m['threads']} threads), torch {m['torch']}, "
-        f"batch {report['batch']}, median [quartiles] of {report['repeats']} repeats, "
+        f"{batch}median [quartiles] of {report['repeats']} repeats, "
         f"load average before the start {m['load_before']}"
     )
 

@@ -6,6 +6,7 @@ import typer
 
 from atlas.cli.bench_attack import attack
 from atlas.cli.bench_cost import cost
+from atlas.cli.bench_growth import growth
 from atlas.cli.bench_peers import peers
 from atlas.cli.bench_scale import scale
 from atlas.cli.bench_step import step
@@ -20,6 +21,7 @@ def about() -> None:
 
 app.command()(step)
 app.command()(peers)
+app.command()(growth)
 app.command()(attack)
 app.command()(scale)
 app.command()(cost)

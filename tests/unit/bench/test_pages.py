@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from atlas import bench
+from atlas.bench.growth_report import growth_markdown
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "speed.md"
-WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {"peers": bench.match_markdown}
+WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "peers": bench.match_markdown,
+    "growth": growth_markdown,
+}
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an installed source tree without its docs")
 
