@@ -114,7 +114,7 @@ def cost_report(tasks: Sequence[Task], cases: Sequence[Case], site: Site) -> dic
 
 
 def cost_headings(report: Mapping[str, Any]) -> tuple[str, ...]:
-    a_method = ("method", "GFLOP/image", "TFLOP/step", "PFLOP/epoch", "hours/epoch")
+    a_method = ("method", "GFLOP/image", "TFLOP/step", "PFLOP/epoch", "minutes/epoch")
     return (*a_method, "GB on 1", "activations", f"GB on {report['ranks']}", "MB/step", "GB/epoch")
 
 
@@ -126,7 +126,7 @@ def cost_rows(task: Mapping[str, Any], report: Mapping[str, Any]) -> list[tuple[
         rows.append(
             (
                 *(m["method"], _short(m["flops"] / task["batch"] / 1e9), _short(m["flops"] / 1e12)),
-                *(_short(m["epoch_flops"] / 1e15), _short(m["epoch_flops"] / report["speed"] / 3600)),
+                *(_short(m["epoch_flops"] / 1e15), _short(m["epoch_flops"] / report["speed"] / 60)),
                 *(_short(sum(alone.values()) / 1e9), f"{alone['activations'] / sum(alone.values()):.0%}"),
                 _short(sum(shared.values()) / 1e9),
                 *(_short(m["sent"] / 1e6), _short(m["sent"] * m["steps"] / 1e9)),

@@ -109,11 +109,16 @@ def link_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
     ]
 
 
+def elsewhere_note(part: Mapping[str, Any]) -> str:
+    """How busy the machine was with something else, meanwhile."""
+    return "" if part["elsewhere"] is None else f"; {part['elsewhere']:.0%} of the machine was busy elsewhere"
+
+
 def link_facts(report: Mapping[str, Any]) -> str:
     link = report["link"]
     return (
         f"{report['processes']} processes, a link of {link['bandwidth'] / 1e9:.2f} GB/s and "
-        f"{1e6 * link['latency']:.0f} µs"
+        f"{1e6 * link['latency']:.0f} µs{elsewhere_note(link)}"
     )
 
 
@@ -121,7 +126,10 @@ def scale_markdown(report: Mapping[str, Any]) -> str:
     """Ratios of each model, then what the simulation says, then the link that it was told."""
     parts = [f"Measured on {facts(report)}."]
     for model in report["models"]:
-        parts += [model_heading(model), grid(scale_headings(report), scale_rows(model["methods"]))]
+        parts += [
+            model_heading(model) + elsewhere_note(model),
+            grid(scale_headings(report), scale_rows(model["methods"])),
+        ]
     errors = [error(m) for model in report["models"] for m in model["methods"]]
     parts += [
         f"**The simulation beside it**: off by {min(errors):+.0%} to {max(errors):+.0%}",

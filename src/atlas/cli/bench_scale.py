@@ -11,11 +11,13 @@ import typer
 
 from atlas import bench, models
 from atlas.bench.cost import Sizes, growing
+from atlas.bench.elsewhere import Elsewhere
 from atlas.bench.scale import measure_link, measure_scaling
 from atlas.bench.scale_report import (
     LINK_HEADINGS,
     SCALE_MARKERS,
     SIMULATED_HEADINGS,
+    elsewhere_note,
     link_facts,
     link_rows,
     link_summary,
@@ -46,6 +48,8 @@ from atlas.training.launch import launch
 
 MODELS = ("cnn-small", "cnn", "wrn-10-1")
 METHODS = ("adv-1", "atlas-1")
+LINK_ROUNDS = 3
+"""A message is short beside a step, and its time spreads more."""
 
 
 def scale(
@@ -85,7 +89,9 @@ def scale(
     report: dict[str, Any] = {"machine": bench.machine(), "batch": batch, "repeats": repeats}
     report |= {"processes": of, "threads": threads}
     with connected() as ranks:
-        report["link"] = link_summary(measure_link(ranks, repeats, threads), of)
+        elsewhere = Elsewhere(ranks)
+        times = measure_link(ranks, LINK_ROUNDS * repeats, threads)
+        report["link"] = {**link_summary(times, of), "elsewhere": elsewhere.share()}
         report["models"] = [
             _measured(name, shape_of(name, shape), cases, report, ranks) for name in model or MODELS
         ]
@@ -101,7 +107,7 @@ def _measured(
 ) -> dict[str, Any]:
     """The measurements of one model; the first rank shows a bar with the time left."""
     make = partial(models.build, name, CLASSES, shape)
-    batch, repeats = report["batch"], report["repeats"]
+    batch, repeats, elsewhere = report["batch"], report["repeats"], Elsewhere(ranks)
     with bar() if ranks.first else nullcontext() as progress:
         if progress is not None:
             progress.add_task(name, total=len(cases) * (repeats + bench.WARM_UP))
@@ -109,17 +115,19 @@ def _measured(
             make, cases, batch, shape, repeats, ranks, report["threads"],
             each=lambda: progress.advance(progress.task_ids[0]) if progress else None,
         )  # fmt: skip
+    busy = elsewhere.share()
     sizes = Sizes.of(make(device="meta"))
     methods = [
         scale_summary(s, growing(name, s.case, shape, CLASSES).of(batch), sizes, report) for s in found
     ]
-    return {"model": name, "shape": shape, "parameters": sizes.parameters, "methods": methods}
+    about = {"model": name, "shape": shape, "parameters": sizes.parameters, "elsewhere": busy}
+    return {**about, "methods": methods}
 
 
 def _print(report: dict[str, Any]) -> None:
     console.print(bench.facts(report), highlight=False)
     for found in report["models"]:
-        title = f"{found['model']}, {found['parameters']:,} weights"
+        title = f"{found['model']}, {found['parameters']:,} weights{elsewhere_note(found)}"
         console.print(table_of(title, scale_headings(report), scale_rows(found["methods"])))
     console.print(table_of("beside the simulation", SIMULATED_HEADINGS, simulated_rows(report)))
     console.print(table_of(link_facts(report), LINK_HEADINGS, link_rows(report)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,9 +17,11 @@ from typer.testing import CliRunner
 from atlas import bench, models
 from atlas.bench import scale
 from atlas.bench.cost import Sizes, Work
+from atlas.bench.elsewhere import Elsewhere
 from atlas.bench.scale import ALONE, SHARE, THREADS, TOGETHER, Contest, Scaling, Timed
 from atlas.bench.scale_report import (
     SCALE_MARKERS,
+    elsewhere_note,
     link_summary,
     scale_headings,
     scale_markdown,
@@ -113,6 +117,30 @@ def test_the_link_is_measured_with_gradients_of_these_sizes() -> None:
     assert {size: len(each) for size, each in seconds.items()} == {1024: 3, 4096: 3}
     assert sorted(sent) == [1024] * (3 + bench.WARM_UP) + [4096] * (3 + bench.WARM_UP)
     assert (scale.SIZES[0], scale.SIZES[-1]) == (1024, 64 * 2**20)
+
+
+def test_what_others_do_meanwhile_is_what_no_rank_has_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten seconds of four cores, 20 of them busy; each of two ranks has used 6."""
+    stat, tick = tmp_path / "stat", os.sysconf("SC_CLK_TCK")
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    clock = {"perf_counter": 100.0, "process_time": 1.0}
+    for name in clock:
+        monkeypatch.setattr(f"time.{name}", lambda name=name: clock[name])
+
+    class Two(Ranks):
+        def mean(self, values: Sequence[float], weight: float) -> Sequence[float]:
+            return [values[0], values[0]]
+
+    stat.write_text(f"cpu  {5 * tick} 0 0 {900 * tick} {70 * tick} 0 0 0 0 0\ncpu0 1 1 1 1\n")
+    elsewhere, untold = Elsewhere(Two(0, 2), stat), Elsewhere(Ranks(), tmp_path / "none")
+    stat.write_text(f"cpu  {18 * tick} 0 {4 * tick} {915 * tick} {75 * tick} {2 * tick} 0 {tick} 3 3\n")
+    clock |= {"perf_counter": 110.0, "process_time": 7.0}
+    assert elsewhere.share() == pytest.approx((20 - 2 * 6) / 40)
+    assert untold.share() is None
+    assert elsewhere_note({"elsewhere": 0.204}) == "; 20% of the machine was busy elsewhere"
+    assert elsewhere_note({"elsewhere": None}) == ""
 
 
 def test_ratios_and_the_simulated_step_by_hand() -> None:
