@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.ticker import LogLocator
 
+from atlas.bench.drawing import GRAY, plain_log, write_figure
 from atlas.bench.growth import Growth
 from atlas.bench.report import facts, grid, markers, quartiles, ratio
-from atlas.disk import write_atomic
-from atlas.errors import choose
 from atlas.report import plots
 
 GROWTH_MARKERS = markers("growth")
@@ -93,7 +91,6 @@ def growth_markdown(report: Mapping[str, Any]) -> str:
 
 def draw_growth(report: Mapping[str, Any], path: Path) -> None:
     """Write the figure, a panel for each axis; the kind is that of the path's ending."""
-    kind = choose("kind of figure", path.suffix.removeprefix("."), {kind: kind for kind in plots.FORMATS})
     axes_of = report["axes"]
     with plots.style():
         figure, axes = plots.subplots(1, len(axes_of), width=plots.DOUBLE, height=2.7, squeeze=False)
@@ -102,8 +99,7 @@ def draw_growth(report: Mapping[str, Any], path: Path) -> None:
         axes[0, 0].set_ylabel("seconds a step")
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(handles))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, plots.rendered(figure, kind))
+        write_figure(figure, path)
 
 
 def _panel(ax: Any, axis: str, records: Records) -> None:
@@ -118,13 +114,12 @@ def _panel(ax: Any, axis: str, records: Records) -> None:
             fill = colour if way == "quiet" else "none"
             ax.plot(across, up, line, color=colour, mfc=fill, label=plots.label(f"{method}, {way}"))
         slope = [float(np.median(mine[-1]["seconds"]["quiet"])) * a / across[-1] for a in across]
-        ax.plot(across, slope, ":", color="#777777", lw=0.8)
-    ax.plot([], [], ":", color="#777777", lw=0.8, label="in proportion")
+        ax.plot(across, slope, ":", color=GRAY, lw=0.8)
+    ax.plot([], [], ":", color=GRAY, lw=0.8, label="in proportion")
     ax.set_xscale("log", base=2 if batch else 10)
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter("{x:g}")
-    ax.minorticks_off()
+    plain_log(ax.xaxis)
+    plain_log(ax.yaxis)
     if batch:
         sizes = sorted({r["batch"] for r in records})
         ax.set_xticks(sizes, [str(size) for size in sizes])

@@ -10,6 +10,7 @@ from atlas.cli.bench_growth import growth
 from atlas.cli.bench_peers import peers
 from atlas.cli.bench_scale import scale
 from atlas.cli.bench_step import step
+from atlas.cli.bench_time import time
 
 app = typer.Typer(no_args_is_help=True, help="What training and attacks cost, as ratios measured in one run.")
 
@@ -22,6 +23,7 @@ def about() -> None:
 app.command()(step)
 app.command()(peers)
 app.command()(growth)
+app.command()(time)
 app.command()(attack)
 app.command()(scale)
 app.command()(cost)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from atlas import bench
+from atlas.bench.drawing import kind_of
 from atlas.bench.growth import BATCHES, GROWN, WIDTHS, Growth, Point, grow, growths
 from atlas.bench.growth_report import (
     GROWTH_MARKERS,
@@ -71,6 +72,8 @@ def growth(
     """
     if markdown_file is not None:
         bench.check_markers(markdown_file, *GROWTH_MARKERS)
+    if figure is not None:
+        kind_of(figure)  # a wrong one is refused before anything is measured
     cases = [bench.case(label) for label in dict.fromkeys(method or GROWN)]
     axes = {
         "batch": [Point(model, shape_of(model, shape), size) for size in batch or BATCHES],

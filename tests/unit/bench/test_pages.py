@@ -11,12 +11,14 @@ import pytest
 
 from atlas import bench
 from atlas.bench.growth_report import growth_markdown
+from atlas.bench.race_report import race_markdown
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "speed.md"
 WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "peers": bench.match_markdown,
     "growth": growth_markdown,
+    "time": race_markdown,
 }
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an installed source tree without its docs")
