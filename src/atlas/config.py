@@ -11,7 +11,7 @@ import inspect
 import json
 import types
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import Field, field, fields, is_dataclass
 from fractions import Fraction
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -159,7 +159,20 @@ def table_of(value: Any, registries: Registries) -> Any:
         names = [name for name, builder in registry.items() if builder is type(value)]
         if names:
             table["name"] = names[0]
-    return table | {f.name: table_of(getattr(value, f.name), registries) for f in fields(value) if f.init}
+    kept = [f for f in fields(value) if f.init and not _as_before(f, getattr(value, f.name))]
+    return table | {f.name: table_of(getattr(value, f.name), registries) for f in kept}
+
+
+def later(default: T) -> T:
+    """A field that older versions did not have: tables leave it out while it has its default.
+
+    So their runs are still known by their tables, and go on.
+    """
+    return field(default=default, metadata={"later": True})
+
+
+def _as_before(f: Field[Any], value: object) -> bool:
+    return "later" in f.metadata and value == f.default
 
 
 def override(table: Mapping[str, Any], dotted: str, value: Any) -> Table:

@@ -29,8 +29,13 @@ def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     In log space with a log target: with probabilities as the target, a p_i that underflows to 0 would
     make the gradient NaN.
     """
-    log_p, log_q = F.log_softmax(logits_p, 1), F.log_softmax(logits_q, 1)
+    log_p, log_q = (F.log_softmax(logits, 1, dtype=_full(logits)) for logits in (logits_p, logits_q))
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
+
+
+def _full(logits: Tensor) -> torch.dtype:
+    """Half precision is for networks: a divergence of nearly equal answers would be lost in it."""
+    return torch.float32 if logits.itemsize < 4 else logits.dtype
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
+from atlas.cli.process import prepare
 
 
 def main() -> None:
     """Run `atlas`. An error of ours becomes one line and its exit code."""
-    # Threads that spin while they wait were seen 24 times slower beside one busy neighbour. OpenMP reads
-    # this when torch is first imported, so it comes before anything else.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    prepare()  # before torch is imported
     from atlas.cli.app import app
     from atlas.cli.console import errors_to_exit_codes
 

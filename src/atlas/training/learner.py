@@ -17,7 +17,10 @@ class Learner:
     """What a step changes and a state saves."""
 
     def __init__(self, model: nn.Module, training: Training, ranks: Ranks) -> None:
-        self.model, self.ranks = model, ranks
+        self.model, self.channels_last = model, training.channels_last
+        if self.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stubs
+        self.ranks = ranks
         self.device = next(model.parameters()).device
         self.optimizer = training.optimizer.build(model.parameters())
         average = get_ema_multi_avg_fn(training.ema)  # type: ignore[no-untyped-call]
@@ -28,6 +31,10 @@ class Learner:
     def evaluated(self) -> nn.Module:
         """The model that is validated and kept: the average of the weights where there is one."""
         return self.ema.module if self.ema is not None else self.model
+
+    def arranged(self, x: Tensor) -> Tensor:
+        """The images in the order in which the model has its weights."""
+        return x.contiguous(memory_format=torch.channels_last) if self.channels_last else x
 
     def backward(self, loss: Tensor, weight: float = 1.0) -> Tensor:
         """Fresh gradients of the loss, of this weight among the ranks'; returns their norm, a scalar."""

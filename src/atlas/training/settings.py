@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from atlas.attacks import ATTACKS, CLIMBS, PGD, Attack, BatchNormMode, Climb
-from atlas.config import Registries, check_choices
+from atlas.config import Registries, check_choices, later
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
 from atlas.threat import THREATS, Threat
+from atlas.training.precision import Precision
 from atlas.training.schedule import Schedule
 
 REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, Climb: CLIMBS, Threat: THREATS}
@@ -79,6 +80,9 @@ class Training:
     augment: str = "none"
     crafting_mode: BatchNormMode = "eval"
     """BatchNorm while an attack runs: its running statistics ("eval") or the batch's ("train")."""
+    precision: Precision = later("float32")
+    channels_last: bool = later(False)
+    """The order of images and weights in memory: the same numbers, up to rounding."""
     ema: float = 0.0
     """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""
     on_collapse: Literal["continue", "stop", "rollback"] = "continue"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
+from atlas.training.precision import lowered
 from atlas.training.progress import Progress
 from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
@@ -61,6 +63,7 @@ class Trainer:
         self.ranks = ranks
         self.schedule = training.schedule
         self.learner = Learner(model, training, ranks)
+        self.lowered = partial(lowered, training.precision, device=self.learner.device)
         self.num_batches = num_batches(len(images), training.batch_size)
         self.at = Progress()
         self.began = time.monotonic()
@@ -124,13 +127,16 @@ class Trainer:
         """One update of the weights."""
         share = self.ranks.share(len(batch.ids))
         ids, x, y = (column[share.part] for column in batch)
+        x = self.learner.arranged(x)
         self.ranks.reseed(self.training.seed, self.at.step)
         model, method, ramp = self.learner.model, self.method, self.schedule.ramp(self.now)
         rng = Rng.lanes(self.training.seed, ids).fold("train", self.at.epoch)
         threat = self.threat.at(ramp * self.threat.eps)
-        x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
+        with self.lowered("craft"):
+            x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
         model.train()
-        losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
+        with self.lowered("terms"):
+            losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
         loss = method.weigh(losses, ramp)
         gradient = self.learner.backward(loss, share.weight)
         accuracy = {self.accuracy: (logits.argmax(1) == y).float()}

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from atlas import cli
 from atlas.reproduce import preset
+from atlas.training.precision import fastest
 
 
 def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -47,6 +49,25 @@ def test_train_writes_a_run(
     assert atlas(monkeypatch, "train", "mnist-small-atlas-1", *QUICK, "--out", str(out)) == 2
     assert "--resume" in capsys.readouterr().err
     assert atlas(monkeypatch, "train", "--resume", str(out)) == 0, "a finished run says so and ends well"
+
+
+def test_auto_writes_down_what_it_means_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    words = (
+        "train",
+        "mnist-small-adv-1",
+        *QUICK,
+        "--precision",
+        "auto",
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+    )
+    assert atlas(monkeypatch, *words) == 0
+    training = json.loads((out / "config.json").read_text())["config"]["training"]
+    wanted = {k: v for k, v in fastest(torch.device("cpu")).items() if v not in ("float32", False)}
+    assert {k: v for k, v in training.items() if k in ("precision", "channels_last")} == wanted
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""Which passes of a step are made in bfloat16, and the order of weights in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import atlas
+from atlas.checkpoint import load_tensors
+from atlas.config import table_of
+from atlas.methods import Adv, Atlas, Method, Trades
+from atlas.training import Optimizer, Schedule, Training, Validation, fit
+from atlas.training.precision import Precision, fastest, lowered
+from atlas.training.settings import REGISTRIES
+
+THREAT = atlas.Linf(0.1)
+SHORT = Training(
+    batch_size=32,
+    optimizer=Optimizer(lr=0.05),
+    schedule=Schedule(kind="constant", epochs=2, ramp_epochs=1),
+    validation=Validation(size=32, attack=atlas.attacks.PGD(steps=2)),
+)
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def task(n: int = 128) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 2, 8, 8, generator=generator) * 0.5
+    y = torch.randint(2, (n,), generator=generator)
+    x[y == 0, :, :4] += 0.5
+    x[y == 1, :, 4:] += 0.5
+    return x, y
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(2, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 2)
+        )
+
+
+def run(method: Method = Adv(), model: nn.Module | None = None, **changes: object) -> atlas.training.Result:
+    training = replace(SHORT, **changes)  # type: ignore[arg-type]
+    return fit(model or network(), task(), method, threat=THREAT, training=training, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("method", "precision", "crafting", "terms"),
+    [
+        (Adv(), "float32", {F32}, [F32]),
+        (Adv(), "craft", {BF16}, [F32]),
+        (Adv(), "bfloat16", {BF16}, [BF16]),
+        (Trades(beta=1.0), "bfloat16", {BF16}, [BF16, BF16]),
+        # The pass that the Jacobian is taken of, and its cross-entropy with it, stays in float32.
+        (Atlas(alpha=0.1, beta=1.0), "craft", {BF16}, [F32, F32]),
+        (Atlas(alpha=0.1, beta=1.0), "bfloat16", {BF16}, [F32, BF16]),
+    ],
+)
+def test_the_dtype_of_each_pass(
+    method: Method, precision: Precision, crafting: set[torch.dtype], terms: list[torch.dtype]
+) -> None:
+    model, seen = network(), list[tuple[bool, torch.dtype]]()
+    model[-1].register_forward_hook(lambda layer, x, logits: seen.append((layer.training, logits.dtype)))
+    run(method, model, precision=precision, schedule=replace(SHORT.schedule, epochs=1, ramp_epochs=0))
+    steps = [kind for training, kind in seen if training]
+    assert steps == terms * (len(steps) // len(terms))
+    assert steps
+    # Passes in eval mode: the first look at the model, validation and the probe, all of them in float32.
+    assert {kind for training, kind in seen if not training} == crafting | {F32}
+    assert all(p.dtype == F32 for p in model.parameters())
+
+
+@pytest.mark.parametrize("precision", ["craft", "bfloat16"])
+@pytest.mark.parametrize("method", [Adv(), Trades(beta=1.0), Atlas(alpha=0.1, beta=1.0)])
+def test_the_losses_are_those_of_float32_up_to_rounding(method: Method, precision: str) -> None:
+    exact, rounded = run(method).epochs, run(method, precision=precision).epochs
+    assert rounded[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
+    assert rounded[0]["loss"] != exact[0]["loss"]
+
+
+def test_a_divergence_of_rounded_answers_is_itself_not_rounded() -> None:
+    p, q = torch.randn(50, 10).to(BF16), torch.randn(50, 10).to(BF16)
+    assert atlas.objectives.kl(p, q).dtype == F32
+    torch.testing.assert_close(
+        atlas.objectives.kl(p, q).double(), atlas.objectives.kl(p.double(), q.double()), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_channels_last_is_the_same_training_in_another_order_of_memory() -> None:
+    one, other = run(), run(channels_last=True)
+    assert other.model[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert not other.model[0].weight.is_contiguous()
+    for a, b in zip(one.epochs, other.epochs, strict=True):
+        assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+
+
+def test_channels_last_is_in_the_file_as_ever_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    training = replace(SHORT, channels_last=True, precision="craft")
+
+    def train(name: str, epochs: int) -> None:
+        longer = replace(training, schedule=replace(SHORT.schedule, epochs=epochs))
+        fit(
+            network(),
+            task(),
+            Atlas(0.1, 1.0),
+            threat=THREAT,
+            training=longer,
+            folder=tmp_path / name,
+            allow_changes=True,
+            progress=False,
+        )
+
+    train("whole", 2)
+    train("parts", 1)
+    train("parts", 2)
+    whole, parts = (load_tensors(tmp_path / name / "last.safetensors")[0] for name in ("whole", "parts"))
+    assert all(torch.equal(whole[k], parts[k]) for k in whole)
+    model = network()
+    model.load_state_dict(whole)
+    assert model[0].weight.is_contiguous()
+
+
+def test_runs_of_before_are_known_by_their_tables() -> None:
+    assert "precision" not in table_of(SHORT, REGISTRIES)
+    table = table_of(replace(SHORT, precision="craft"), REGISTRIES)
+    assert table["precision"] == "craft"
+    assert "channels_last" not in table
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_fastest_settings_are_settings(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: known)
+    training = replace(SHORT, **fastest(torch.device("cpu")))
+    assert (training.precision != "float32") == known
+    assert replace(SHORT, **fastest(torch.device("cuda"))) == SHORT, "not measured there"
+
+
+def test_arithmetic_that_the_caller_has_chosen_stays() -> None:
+    with torch.autocast("cpu", BF16), lowered("float32", "terms", torch.device("cpu")):
+        assert torch.is_autocast_enabled("cpu")
