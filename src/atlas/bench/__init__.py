@@ -1,5 +1,6 @@
 """What training and attacks cost, next to bare passes and to other libraries, as ratios in one run."""
 
+from atlas.bench.apart import ApartError, apart
 from atlas.bench.attack import OURS, Contest, Entry, compete, contest
 from atlas.bench.attack_cases import AttackCase, attack_cases
 from atlas.bench.attack_report import (
@@ -21,7 +22,7 @@ from atlas.bench.match_report import (
     match_rows,
     match_summary,
 )
-from atlas.bench.matches import MATCHED, Match, Side, Steps, match, play
+from atlas.bench.matches import MATCHED, Match, Side, Steps, match, play, steps
 from atlas.bench.memory import Memory, memories
 from atlas.bench.passes import EQUATIONS, Passes
 from atlas.bench.peers import PEERS, Job, versions
@@ -53,6 +54,7 @@ __all__ = [
     "PEERS",
     "REFERENCE",
     "WARM_UP",
+    "ApartError",
     "AttackCase",
     "Case",
     "Contest",
@@ -66,6 +68,7 @@ __all__ = [
     "Side",
     "Steps",
     "Timing",
+    "apart",
     "attack_cases",
     "attack_facts",
     "attack_markdown",
@@ -94,6 +97,7 @@ __all__ = [
     "put_between_markers",
     "random_batch",
     "rows",
+    "steps",
     "summary",
     "trace",
     "versions",

@@ -2,7 +2,7 @@
 
 In every repeat all who have a method make one step of it, one right after the other, in an order that
 changes, so that what else the machine does falls on all of them; a ratio is the median of the repeats' own
-ratios.
+ratios. The others work in a process of their own (`atlas.bench.apart`), which has none of our settings.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from atlas import models
+from atlas.bench.apart import ApartError
 from atlas.bench.attack import NOT_INSTALLED, OURS
 from atlas.bench.cases import Case, case
 from atlas.bench.quiet import quiet
-from atlas.bench.step import CLASSES, THREAT, WARM_UP, pairs, seconds_of
+from atlas.bench.step import CLASSES, THREAT, WARM_UP, pairs, random_batch, seconds_of
 from atlas.bench.trainers import TRAINERS, Task
 from atlas.data import Batch
 from atlas.errors import UsageError
@@ -61,6 +63,11 @@ def match(label: str) -> Match:
         raise UsageError(f"nobody else has the method {found.name!r}; choose from {', '.join(TRAINERS)}")
     absent = [Side(t.name, t.note(found.steps), error=None if t.installed else NOT_INSTALLED) for t in theirs]
     return Match(found, [Side(OURS), *absent])
+
+
+def steps(name: str, size: int, shape: tuple[int, ...], device: str) -> Steps:
+    """Those of the model of this name on our batch: all that another process needs to know."""
+    return Steps(models.build(name, shape=shape).to(device), random_batch(size, shape, device))
 
 
 class Steps:
@@ -120,6 +127,9 @@ def _turn(side: Side, label: str, turn: Seconds) -> float | None:
         return None
     try:
         return turn(label, side.name)
+    except ApartError as error:
+        side.error = str(error)
+        return None
     except Exception as error:  # whatever a library raises, the others go on
         side.error = f"{type(error).__name__}: {error}"
         return None

@@ -80,9 +80,8 @@ def _measured(
     batch, network = made(name, size, shape, device)
     matches = [bench.match(label) for label in labels]
     turns = sum(len(match.sides) for match in matches) * (repeats + bench.WARM_UP)
-    with bar() as progress:
+    with bar() as progress, bench.apart(bench.steps, name, size, shape, device) as theirs:
         task = progress.add_task(name, total=turns)
-        theirs = bench.Steps(network, batch)
         bench.play(matches, network, batch, repeats, theirs, each=lambda: progress.advance(task))
     parameters = models.count_parameters(network)
     return {"model": name, "shape": shape, "parameters": parameters, "methods": bench.match_summary(matches)}

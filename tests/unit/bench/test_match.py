@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -244,6 +245,11 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, monkeypatch: pyt
     def broken(task: Task) -> Callable[[], None]:
         raise ValueError("this peer does not work " * 9)
 
+    @contextmanager
+    def here(make: Callable[..., bench.Steps], *settings: object) -> Iterator[bench.Steps]:
+        yield make(*settings)
+
+    monkeypatch.setattr(bench, "apart", here)
     monkeypatch.setitem(TRAINERS, "adv", (TRAINERS["adv"][0], trainers.Trainer("broken", broken)))
     page, data = tmp_path / "page.md", tmp_path / "new" / "times.json"
     begin, end = bench.MATCH_MARKERS
@@ -264,6 +270,15 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, monkeypatch: pyt
     assert page.read_text() == f"before\n{begin}\n{bench.match_markdown(report)}\n{end}\nafter\n"
     assert max(map(len, result.output.splitlines())) <= 100
     assert set(report["peers"]) == {"torchattacks", "adversarial-robustness-toolbox"}
+
+
+def test_the_others_work_in_another_process(tmp_path: Path) -> None:
+    data = tmp_path / "times.json"
+    words = ["peers", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "4", "--repeats", "1"]
+    words += ["--method", "jac", "--json", str(data)]
+    assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
+    (jac,) = json.loads(data.read_text())["models"][0]["methods"]
+    assert [(side["error"], len(side["seconds"])) for side in jac["sides"]] == [(None, 1)] * 2
 
 
 def test_a_page_without_markers_is_refused_before_anything_is_measured(

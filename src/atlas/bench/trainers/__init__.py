@@ -42,11 +42,11 @@ TRAINERS: dict[str, tuple[Trainer, ...]] = {
     "jac": (Trainer(TEXTBOOK, textbook.jac, PLAIN),),
     "adv": (
         Trainer(TEXTBOOK, textbook.adv, PLAIN),
-        Trainer("torchattacks", torchattacks.adv, ("FFGSM in the textbook loop", "PGD in the textbook loop")),
+        Trainer("torchattacks", torchattacks.adv, ("FFGSM in that loop", "PGD in that loop")),
         Trainer(
             "ART",
             art.adv,
-            ("FBF; trains in eval mode, clips gradients", "MadryPGD; 2 more passes, 32 images at a time"),
+            ("FBF; in eval mode, gradients clipped", "MadryPGD; 2 more passes, 32 at a time"),
         ),
     ),
     "trades": (
@@ -54,7 +54,7 @@ TRAINERS: dict[str, tuple[Trainer, ...]] = {
         Trainer(
             "torchattacks",
             torchattacks.trades,
-            ("TPGD in the textbook loop; starts near x", "TPGD in the textbook loop"),
+            ("TPGD in that loop; starts near x", "TPGD in that loop"),
         ),
         Trainer("ART", art.trades, ("TRADES; attack climbs CE, 1 more pass",) * 2),
     ),
@@ -63,7 +63,7 @@ TRAINERS: dict[str, tuple[Trainer, ...]] = {
         Trainer(
             "torchattacks",
             torchattacks.atlas,
-            ("FFGSM in the textbook loop", "PGD in the textbook loop"),
+            ("FFGSM in that loop", "PGD in that loop"),
         ),
     ),
 }
