@@ -39,7 +39,16 @@ from atlas.bench.report import (
     rows,
     summary,
 )
-from atlas.bench.step import WARM_UP, Pair, Timing, measure, pairs, random_batch
+from atlas.bench.step import (
+    WARM_UP,
+    Pair,
+    Settings,
+    Timing,
+    measure,
+    pairs,
+    random_batch,
+    training_with,
+)
 
 __all__ = [
     "ATTACK_HEADINGS",
@@ -65,6 +74,7 @@ __all__ = [
     "Operator",
     "Pair",
     "Passes",
+    "Settings",
     "Side",
     "Steps",
     "Timing",
@@ -100,5 +110,6 @@ __all__ = [
     "steps",
     "summary",
     "trace",
+    "training_with",
     "versions",
 ]

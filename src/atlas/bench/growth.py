@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from atlas import models
 from atlas.bench.cases import Case
 from atlas.bench.cost import growing
 from atlas.bench.neighbour import Neighbour
-from atlas.bench.step import CLASSES, WARM_UP, pairs, random_batch, seconds_of
+from atlas.bench.step import CLASSES, WARM_UP, Settings, random_batch, seconds_of, trainer
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 WIDTHS = ("wrn-16-1", "wrn-16-2", "wrn-16-4", "wrn-16-8")
@@ -54,12 +55,13 @@ def growths(points: Sequence[Point], cases: Sequence[Case]) -> list[Growth]:
     ]
 
 
-def steps(todo: Sequence[Growth], device: str) -> list[Callable[[], None]]:
+def steps(todo: Sequence[Growth], device: str, settings: Settings | None) -> list[Callable[[], None]]:
     """A step of each; points of one network share it."""
     networks = {g.point.model: models.build(g.point.model, shape=g.point.shape).to(device) for g in todo}
+    batches = [random_batch(g.point.batch, g.point.shape, device) for g in todo]
     return [
-        pairs(networks[g.point.model], [g.case], random_batch(g.point.batch, g.point.shape, device))[0].step
-        for g in todo
+        partial(trainer(networks[g.point.model], g.case, batch, settings=settings).step, batch)
+        for g, batch in zip(todo, batches, strict=True)
     ]
 
 
@@ -71,9 +73,10 @@ def grow(
     *,
     clock: Callable[[], float] = time.perf_counter,
     each: Callable[[], None] = lambda: None,
+    settings: Settings | None = None,
 ) -> None:
     """Time every step `repeats` times in both ways, in an order that changes. `each` follows each pair."""
-    work = list(zip(todo, steps(todo, device), strict=True))
+    work = list(zip(todo, steps(todo, device, settings), strict=True))
     order = random.Random(0)
     for repeat in range(-WARM_UP, repeats):
         for growth, step in order.sample(work, len(work)):

@@ -20,13 +20,16 @@ from atlas.bench.apart import ApartError
 from atlas.bench.attack import NOT_INSTALLED, OURS
 from atlas.bench.cases import Case, case
 from atlas.bench.quiet import quiet
-from atlas.bench.step import CLASSES, THREAT, WARM_UP, pairs, random_batch, seconds_of
+from atlas.bench.step import CLASSES, THREAT, WARM_UP, Settings, pairs, random_batch, seconds_of
 from atlas.bench.trainers import TRAINERS, Task
 from atlas.data import Batch
 from atlas.errors import UsageError
 
 MATCHED = ("jac", "adv-1", "adv-10", "trades-1", "trades-10", "atlas-1", "atlas-10")
 """What is measured unless told otherwise."""
+
+PLAIN = f"{OURS}, plain"
+"""With the settings that training has by itself."""
 
 Seconds = Callable[[str, str], float]
 """Those of one step: of the method's label and the trainer's name."""
@@ -55,14 +58,23 @@ class Match:
     sides: list[Side]
 
 
-def match(label: str) -> Match:
-    """The match of a label such as `atlas-10`; of a library that is not installed, that is the error."""
+def match(label: str, settings: Settings | None = None) -> Match:
+    """The match of a label such as `atlas-10`; of a library that is not installed, that is the error.
+
+    Ours is the step with these settings; if there are any, the plain one is there too.
+    """
     found = case(label)
     theirs = TRAINERS.get(found.name)
     if theirs is None:
         raise UsageError(f"nobody else has the method {found.name!r}; choose from {', '.join(TRAINERS)}")
-    absent = [Side(t.name, t.note(found.steps), error=None if t.installed else NOT_INSTALLED) for t in theirs]
-    return Match(found, [Side(OURS), *absent])
+    others = [Side(t.name, t.note(found.steps), error=None if t.installed else NOT_INSTALLED) for t in theirs]
+    ours = [Side(OURS, in_words(settings)), Side(PLAIN)] if settings else [Side(OURS)]
+    return Match(found, [*ours, *others])
+
+
+def in_words(settings: Settings) -> str:
+    """Such as: precision craft, channels_last True."""
+    return ", ".join(f"{key.removeprefix('training.')} {value}" for key, value in settings.items())
 
 
 def steps(name: str, size: int, shape: tuple[int, ...], device: str) -> Steps:
@@ -101,16 +113,22 @@ def play(
     *,
     clock: Callable[[], float] = time.perf_counter,
     each: Callable[[], None] = lambda: None,
+    settings: Settings | None = None,
 ) -> None:
     """Let all sides of all matches make `repeats` steps.
 
     One that raises has its error noted and is left out from then on. `each` is called after every turn, also
     where somebody is left out.
     """
-    ours = {pair.case.label: pair.step for pair in pairs(model, [m.case for m in matches], batch)}
+    cases = [found.case for found in matches]
+    # Copied first: with some settings a trainer puts the weights in another order.
+    plain = pairs(copy.deepcopy(model), cases, batch) if settings else []
+    ours = {(pair.case.label, OURS): pair.step for pair in pairs(model, cases, batch, settings)}
+    ours |= {(pair.case.label, PLAIN): pair.step for pair in plain}
 
     def turn(label: str, who: str) -> float:
-        return seconds_of(ours[label], clock, batch.x.device) if who == OURS else theirs(label, who)
+        step = ours.get((label, who))
+        return seconds_of(step, clock, batch.x.device) if step else theirs(label, who)
 
     order = random.Random(0)
     for repeat in range(-WARM_UP, repeats):

@@ -11,7 +11,7 @@ from torch import nn
 from atlas.bench.cases import Case
 from atlas.bench.cost import Saved
 from atlas.bench.profiled import allocated_peak
-from atlas.bench.step import pairs
+from atlas.bench.step import Settings, pairs
 from atlas.data import Batch
 
 
@@ -25,9 +25,11 @@ class Memory:
     """What is allocated at a time, at most."""
 
 
-def memories(model: nn.Module, cases: Sequence[Case], batch: Batch) -> dict[str, Memory]:
+def memories(
+    model: nn.Module, cases: Sequence[Case], batch: Batch, settings: Settings | None = None
+) -> dict[str, Memory]:
     """The memory of a step of each case, by its label."""
-    return {pair.case.label: memory(pair.step, model, batch) for pair in pairs(model, cases, batch)}
+    return {pair.case.label: memory(pair.step, model, batch) for pair in pairs(model, cases, batch, settings)}
 
 
 def memory(step: Callable[[], None], model: nn.Module, batch: Batch) -> Memory:

@@ -101,8 +101,12 @@ def facts(report: Mapping[str, Any]) -> str:
     return (
         f"{m['device']} ({m['cpu']}, {m['cores']} cores, {m['threads']} threads), torch {m['torch']}, "
         f"{batch}median [quartiles] of {report['repeats']} repeats, "
-        f"load average before the start {m['load_before']}"
+        f"load average before the start {m['load_before']}{_set(report.get('settings'))}"
     )
+
+
+def _set(settings: Mapping[str, Any] | None) -> str:
+    return "".join(f", {key} = {value}" for key, value in (settings or {}).items())
 
 
 def markdown(report: Mapping[str, Any]) -> str:

@@ -6,11 +6,13 @@ else the machine does falls on both; a ratio is the median of the repeats' own r
 
 from __future__ import annotations
 
+import copy
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,15 +20,20 @@ from torch import nn
 from atlas.bench.cases import Case
 from atlas.bench.machine import wait_for
 from atlas.bench.passes import Bare
+from atlas.config import Table, build, override, table_of
 from atlas.data import Batch, Images
+from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.signals import Requests
 from atlas.threat import Linf
 from atlas.training import Optimizer, Ranks, Schedule, Training
 from atlas.training.display import Display
 from atlas.training.log import Log
+from atlas.training.settings import REGISTRIES
 from atlas.training.trainer import Trainer
 
+Settings = Mapping[str, Any]
+"""Of training, by their dotted keys, as `atlas train --set` takes them: {"training.precision": "craft"}."""
 CLASSES = 10
 THREAT = Linf(8 / 255)
 WARM_UP = 2
@@ -54,32 +61,52 @@ class Timing:
     """Empty where the method has no equation to be held against."""
 
 
-def pairs(model: nn.Module, cases: Sequence[Case], batch: Batch) -> list[Pair]:
-    """A pair for each case, all of the same model and batch."""
+def pairs(
+    model: nn.Module, cases: Sequence[Case], batch: Batch, settings: Settings | None = None
+) -> list[Pair]:
+    """A pair for each case, all of the same model and batch; the settings are those of the step.
+
+    Where there are any, the bare passes, which have none, go through a copy of the model: the order of its
+    weights in memory may be one of them.
+    """
     x, y = batch.x, batch.y
+    plain = copy.deepcopy(model) if settings else model
     rng = Rng.lanes(0, batch.ids)
-    weights = [p for p in model.parameters() if p.requires_grad]
+    weights = [p for p in plain.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(weights, OPTIMIZER.lr, OPTIMIZER.momentum)
     x_adv, v = THREAT.random_start(x, rng), rng.sphere(CLASSES)
-    bare = Bare(model, weights, optimizer, x, x_adv, y, v)
+    bare = Bare(plain, weights, optimizer, x, x_adv, y, v)
     return [
         Pair(
             case,
-            partial(trainer(model, case, batch).step, batch),
+            partial(trainer(model, case, batch, settings=settings).step, batch),
             partial(case.equation.run, bare, case.steps) if case.equation else None,
         )
         for case in cases
     ]
 
 
-def trainer(model: nn.Module, case: Case, batch: Batch, ranks: Ranks = Ranks()) -> Trainer:
+def trainer(
+    model: nn.Module, case: Case, batch: Batch, ranks: Ranks = Ranks(), settings: Settings | None = None
+) -> Trainer:
     """The trainer that `fit` runs, at the full eps from the first step, without files or display."""
-    training = Training(len(batch.y), optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
+    training = training_with(len(batch.y), settings or {})
     images = Images(batch.x.cpu(), batch.y.cpu(), CLASSES)
     display = Display("", 1, shown=False)
     return Trainer(
         model, images, images, case.method, THREAT, training, Log(None), display, Requests(), ranks
     )
+
+
+def training_with(batch_size: int, settings: Settings) -> Training:
+    """Refuses a setting that is none of training's."""
+    plain = Training(batch_size, optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
+    table: Table = {"training": table_of(plain, REGISTRIES)}
+    for key, value in settings.items():
+        table = override(table, key, value)
+    if set(table) != {"training"}:
+        raise UsageError(f"got the settings {', '.join(settings)}; wanted some of training's: training.KEY")
+    return build(Training, table["training"], REGISTRIES, "training")
 
 
 def random_batch(size: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Batch:
@@ -97,12 +124,13 @@ def measure(
     *,
     clock: Callable[[], float] = time.perf_counter,
     each: Callable[[], None] = lambda: None,
+    settings: Settings | None = None,
 ) -> list[Timing]:
     """Time all cases `repeats` times, in an order that changes from repeat to repeat.
 
     The step goes first in every other repeat, the bare passes in the rest. `each` is called after a case.
     """
-    todo = [(pair, Timing(pair.case)) for pair in pairs(model, cases, batch)]
+    todo = [(pair, Timing(pair.case)) for pair in pairs(model, cases, batch, settings)]
     order = random.Random(0)
     for repeat in range(-WARM_UP, repeats):
         for pair, timing in order.sample(todo, len(todo)):

@@ -24,10 +24,13 @@ from atlas.cli.bench_tools import (
     Device,
     JsonFile,
     MarkdownFile,
+    PrecisionOption,
     Repeats,
+    SettingsOption,
     Shape,
     bar,
     put,
+    settings_of,
     shape_of,
     table_of,
     write,
@@ -55,6 +58,8 @@ def growth(
     repeats: Repeats = 5,
     shape: Shape = None,
     device: Device = "cpu",
+    precision: PrecisionOption = None,
+    settings: SettingsOption = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
     figure: Annotated[
@@ -79,10 +84,12 @@ def growth(
         "batch": [Point(model, shape_of(model, shape), size) for size in batch or BATCHES],
         "width": [Point(name, shape_of(name, shape), width_batch) for name in width or WIDTHS],
     }
-    report: dict[str, Any] = {"machine": bench.machine(device), "repeats": repeats, "axes": {}}
+    chosen = settings_of(settings, precision, device)
+    report: dict[str, Any] = {"machine": bench.machine(device), "repeats": repeats}
+    report |= {"settings": chosen, "axes": {}}
     todo = {axis: growths(points, cases) for axis, points in axes.items()}
     for axis, found in todo.items():
-        _measure(axis, found, repeats, device)
+        _measure(axis, found, repeats, device, chosen)
         report["axes"][axis] = growth_summary(found)
     console.print(bench.facts(report), highlight=False)
     for axis, records in report["axes"].items():
@@ -96,7 +103,7 @@ def growth(
         console.print(f"drawn in {figure}", highlight=False)
 
 
-def _measure(axis: str, found: list[Growth], repeats: int, device: str) -> None:
+def _measure(axis: str, found: list[Growth], repeats: int, device: str, settings: bench.Settings) -> None:
     with neighbour() as beside, bar() as progress:
         task = progress.add_task(axis, total=len(found) * (repeats + bench.WARM_UP))
-        grow(found, repeats, beside, device, each=lambda: progress.advance(task))
+        grow(found, repeats, beside, device, settings=settings, each=lambda: progress.advance(task))

@@ -14,11 +14,14 @@ from atlas.cli.bench_tools import (
     JsonFile,
     MarkdownFile,
     ModelNames,
+    PrecisionOption,
     Repeats,
+    SettingsOption,
     Shape,
     bar,
     made,
     put,
+    settings_of,
     shape_of,
     table_of,
     write,
@@ -39,6 +42,8 @@ def peers(
     repeats: Repeats = 20,
     shape: Shape = None,
     device: Device = "cpu",
+    precision: PrecisionOption = None,
+    settings: SettingsOption = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
 ) -> None:
@@ -50,6 +55,7 @@ def peers(
 
     - `atlas bench peers --model cnn-small --repeats 3` : half a minute: does it all work?
     - `atlas bench peers --method adv-1 --method atlas-1 --json peers.json`
+    - `atlas bench peers --precision auto` : ours as it is, and as fast as it can be
     - `atlas bench peers --model wrn-28-8 --batch 8 --repeats 5`
     """
     labels = list(dict.fromkeys(method or bench.MATCHED))
@@ -57,12 +63,14 @@ def peers(
         bench.match(label)  # a wrong one is refused before anything is measured
     if markdown_file is not None:
         bench.check_markers(markdown_file, *bench.MATCH_MARKERS)
+    chosen = settings_of(settings, precision, device)
     versions = {name: bench.versions()[name] for name in ("torchattacks", "adversarial-robustness-toolbox")}
     report: dict[str, Any] = {"machine": bench.machine(device), "peers": versions}
-    report |= {"batch": batch, "repeats": repeats}
-    report["models"] = [
-        _measured(name, labels, batch, repeats, shape_of(name, shape), device) for name in model or MODELS
-    ]
+    report |= {"batch": batch, "repeats": repeats, "settings": chosen, "models": []}
+    for name in model or MODELS:
+        report["models"].append(
+            _measured(name, batch, shape_of(name, shape), device, labels, repeats, chosen)
+        )
     console.print(bench.match_facts(report), highlight=False)
     for found in report["models"]:
         for each in found["methods"]:
@@ -74,14 +82,22 @@ def peers(
 
 
 def _measured(
-    name: str, labels: list[str], size: int, repeats: int, shape: tuple[int, ...], device: str
+    name: str,
+    size: int,
+    shape: tuple[int, ...],
+    device: str,
+    labels: list[str],
+    repeats: int,
+    settings: bench.Settings,
 ) -> dict[str, Any]:
     """The measurements of one model, under a bar with the time left."""
     batch, network = made(name, size, shape, device)
-    matches = [bench.match(label) for label in labels]
+    matches = [bench.match(label, settings) for label in labels]
     turns = sum(len(match.sides) for match in matches) * (repeats + bench.WARM_UP)
     with bar() as progress, bench.apart(bench.steps, name, size, shape, device) as theirs:
         task = progress.add_task(name, total=turns)
-        bench.play(matches, network, batch, repeats, theirs, each=lambda: progress.advance(task))
+        bench.play(
+            matches, network, batch, repeats, theirs, settings=settings, each=lambda: progress.advance(task)
+        )
     parameters = models.count_parameters(network)
     return {"model": name, "shape": shape, "parameters": parameters, "methods": bench.match_summary(matches)}

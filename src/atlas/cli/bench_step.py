@@ -15,11 +15,14 @@ from atlas.cli.bench_tools import (
     JsonFile,
     MarkdownFile,
     ModelNames,
+    PrecisionOption,
     Repeats,
+    SettingsOption,
     Shape,
     bar,
     made,
     put,
+    settings_of,
     shape_of,
     table_of,
     write,
@@ -40,6 +43,8 @@ def step(
     repeats: Repeats = 20,
     shape: Shape = None,
     device: Device = "cpu",
+    precision: PrecisionOption = None,
+    settings: SettingsOption = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
     profile: Annotated[
@@ -59,6 +64,7 @@ def step(
 
     - `atlas bench step`
     - `atlas bench step --model cnn-small --method adv-1 --method atlas-1 --repeats 100`
+    - `atlas bench step --precision auto` : over the bare passes in float32, which they always are
     - `atlas bench step --model my.module:network --shape 3x64x64 --device cuda --json speed.json`
     - `atlas bench step --model cnn --method atlas-1 --profile traces` : where does the time go?
     """
@@ -67,10 +73,12 @@ def step(
     cases = list({case.label: case for case in chosen}.values())
     if markdown_file is not None:
         bench.check_markers(markdown_file)
+    chosen_settings = settings_of(settings, precision, device)
     report: dict[str, Any] = {"machine": bench.machine(device), "batch": batch, "repeats": repeats}
-    report["models"] = [
-        _measured(name, cases, batch, repeats, shape_of(name, shape), device) for name in model or MODELS
-    ]
+    report |= {"settings": chosen_settings, "models": []}
+    for name in model or MODELS:
+        made_of = (name, batch, shape_of(name, shape), device)
+        report["models"].append(_measured(*made_of, cases, repeats, chosen_settings))
     console.print(bench.facts(report), highlight=False)
     for found in report["models"]:
         title = f"{found['model']}, {found['parameters']:,} weights"
@@ -81,28 +89,42 @@ def step(
     put(bench.markdown(report), markdown_file, bench.markers("step"))
     if profile is not None:
         for name in model or MODELS:
-            _profile(name, cases, batch, shape_of(name, shape), device, profile)
+            _profile(name, batch, shape_of(name, shape), device, cases, chosen_settings, profile)
 
 
 def _measured(
-    name: str, cases: list[bench.Case], size: int, repeats: int, shape: tuple[int, ...], device: str
+    name: str,
+    size: int,
+    shape: tuple[int, ...],
+    device: str,
+    cases: list[bench.Case],
+    repeats: int,
+    settings: bench.Settings,
 ) -> dict[str, Any]:
     """The measurements of one model, under a bar with the time left."""
     batch, network = made(name, size, shape, device)
     with bar() as progress:
         task = progress.add_task(name, total=len(cases) * (repeats + bench.WARM_UP))
-        timings = bench.measure(network, cases, batch, repeats, each=lambda: progress.advance(task))
-    methods = bench.summary(timings, bench.memories(network, cases, batch))
+        timings = bench.measure(
+            network, cases, batch, repeats, settings=settings, each=lambda: progress.advance(task)
+        )
+    methods = bench.summary(timings, bench.memories(network, cases, batch, settings))
     parameters = models.count_parameters(network)
     return {"model": name, "shape": shape, "parameters": parameters, "methods": methods}
 
 
 def _profile(
-    name: str, cases: list[bench.Case], size: int, shape: tuple[int, ...], device: str, folder: Path
+    name: str,
+    size: int,
+    shape: tuple[int, ...],
+    device: str,
+    cases: list[bench.Case],
+    settings: bench.Settings,
+    folder: Path,
 ) -> None:
     """A trace of a step of each method, and a table of its dearest operators."""
     batch, network = made(name, size, shape, device)
-    for pair in bench.pairs(network, cases, batch):
+    for pair in bench.pairs(network, cases, batch, settings):
         path = folder / f"{name.replace(':', '-')}-{pair.case.label}.json"
         found = bench.trace(pair.step, path)[:TOP]
         rows = [(each.name, str(each.calls), f"{each.ms:.1f}", f"{100 * each.share:.0f}") for each in found]

@@ -15,10 +15,13 @@ from torch import nn
 
 from atlas import bench, models
 from atlas.cli.console import console
+from atlas.cli.train import setting
 from atlas.data import Batch
 from atlas.disk import write_atomic
 from atlas.errors import UsageError
 from atlas.terminal import Terminal
+from atlas.training.precision import fastest
+from atlas.training.run import checked_device
 
 MODELS = ("cnn", "wrn-16-2")
 GRAY = {"cnn", "cnn-small"}
@@ -39,6 +42,29 @@ JsonFile = Annotated[
 MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", help="Put the tables into this file, between its markers.")
 ]
+
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A setting of training for our steps: `training.channels_last=true`. Again for more.",
+    ),
+]
+PrecisionOption = Annotated[
+    str | None,
+    typer.Option(help="As in `atlas train`: float32, craft, bfloat16, or auto. Short for --set ..."),
+]
+
+
+def settings_of(given: list[str] | None, precision: str | None, device: str) -> dict[str, Any]:
+    """By their dotted keys; a wrong one is refused."""
+    short = {"precision": precision} if precision is not None else {}
+    if precision == "auto":
+        short = fastest(checked_device(device))
+    found = {f"training.{key}": value for key, value in short.items()} | dict(map(setting, given or []))
+    bench.training_with(2, found)
+    return found
 
 
 def shape_of(model: str, given: str | None) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ class Clock:
 def measured(clock: Clock, repeats: int, monkeypatch: pytest.MonkeyPatch) -> list[Growth]:
     points = [Point("cnn-small", (1, 8, 8), size) for size in (2, 4, 8)]
     todo = growths(points, [bench.case("adv-1"), bench.case("atlas-1")])
-    monkeypatch.setattr("atlas.bench.growth.steps", lambda todo, device: [clock.step(g) for g in todo])
+    monkeypatch.setattr("atlas.bench.growth.steps", lambda todo, *rest: [clock.step(g) for g in todo])
     grow(todo, repeats, clock, clock=lambda: clock.now)  # type: ignore[arg-type]
     return todo
 

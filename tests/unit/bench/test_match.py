@@ -275,10 +275,13 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, monkeypatch: pyt
 def test_the_others_work_in_another_process(tmp_path: Path) -> None:
     data = tmp_path / "times.json"
     words = ["peers", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "4", "--repeats", "1"]
-    words += ["--method", "jac", "--json", str(data)]
+    words += ["--method", "jac", "--set", "training.channels_last=true", "--json", str(data)]
     assert CliRunner().invoke(app, words, catch_exceptions=False).exit_code == 0
     (jac,) = json.loads(data.read_text())["models"][0]["methods"]
-    assert [(side["error"], len(side["seconds"])) for side in jac["sides"]] == [(None, 1)] * 2
+    assert [(side["error"], len(side["seconds"])) for side in jac["sides"]] == [(None, 1)] * 3
+    assert [(side["who"], side["note"]) for side in jac["sides"]][:2] == [
+        *((OURS, "channels_last True"), ("ours, plain", "")),
+    ]
 
 
 def test_a_page_without_markers_is_refused_before_anything_is_measured(

@@ -104,6 +104,34 @@ def test_steps_are_one_unless_given() -> None:
     assert bench.case("natural").label == "natural"
 
 
+@pytest.mark.parametrize("which", ["step", "bare"])
+def test_settings_are_the_steps_and_not_the_bare_passes(which: str) -> None:
+    model = models.build("cnn-small", shape=(1, 8, 8))
+    settings = {"training.precision": "craft", "training.channels_last": True}
+    (made,) = bench.pairs(model, [bench.case("adv-1")], bench.random_batch(4, (1, 8, 8)), settings)
+    made.step()
+    seen: list[torch.dtype] = []
+    network = made.bare.args[0].model if which == "bare" else model  # type: ignore[union-attr]
+    network.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    getattr(made, which)()
+    assert seen == [torch.bfloat16 if which == "step" else torch.float32, torch.float32]
+    last = network[2].weight.is_contiguous(memory_format=torch.channels_last)
+    assert last == (which == "step")
+
+
+@pytest.mark.parametrize("words", [["--set", "method.alpha=1"], ["--precision", "float23"]])
+def test_a_setting_that_is_none_of_trainings_is_refused(words: list[str]) -> None:
+    with pytest.raises(UsageError, match=r"training\.KEY|precision"):
+        CliRunner().invoke(app, ["step", *SMALL, *words], catch_exceptions=False)
+
+
+def test_the_page_says_what_was_set() -> None:
+    report = {"machine": bench.machine(), "batch": 4, "repeats": 1}
+    assert "training" not in bench.facts(report)
+    told = bench.facts({**report, "settings": {"training.precision": "craft"}})
+    assert told.endswith(", training.precision = craft")
+
+
 def test_the_command_measures_prints_and_writes(tmp_path: Path) -> None:
     page, data = tmp_path / "page.md", tmp_path / "new" / "times.json"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
