@@ -16,7 +16,6 @@ from atlas.bench.cases import MEASURED, REFERENCE, Case, case
 from atlas.bench.machine import machine
 from atlas.bench.match_report import (
     MATCH_HEADINGS,
-    MATCH_MARKERS,
     match_facts,
     match_markdown,
     match_rows,
@@ -56,7 +55,6 @@ __all__ = [
     "HEADINGS",
     "MATCHED",
     "MATCH_HEADINGS",
-    "MATCH_MARKERS",
     "MEASURED",
     "MEMORY_HEADINGS",
     "OURS",

@@ -9,10 +9,9 @@ import numpy as np
 
 from atlas.bench.attack import NOT_INSTALLED, OURS
 from atlas.bench.matches import Match, Side
-from atlas.bench.report import facts, grid, markers, model_heading, quartiles, ratio
+from atlas.bench.report import facts, grid, model_heading, quartiles, ratio
 
 MATCH_HEADINGS = ("who", "ms a step", f"time / {OURS}", "note")
-MATCH_MARKERS = markers("peers")
 LONGEST_NOTE = 60
 
 

@@ -17,6 +17,8 @@ from atlas.training.folder import RunFolder
 TIME_MARKERS = markers("time")
 SAID = ("objective", "restarts", "steps", "step_size", "relative_step")
 """What is told of the validation attack."""
+LEVERS = ("precision", "channels_last")
+"""What is told of training, where it is not as it is by itself."""
 
 
 def laps(runner: Runner) -> list[dict[str, float]]:
@@ -81,13 +83,15 @@ def _row(run: Mapping[str, Any]) -> tuple[str, ...]:
 def race_facts(report: Mapping[str, Any]) -> str:
     """The circumstances: the machine, the network, and the attack of the validation images."""
     m, first = report["machine"], report["runs"][0]
-    validation = first["config"]["training"]["validation"]
+    training = first["config"]["training"]
+    validation = training["validation"]
     size, attack = validation["size"], validation["attack"]
     said = [f"{key.replace('_', ' ')} {attack[key]}" for key in SAID if attack.get(key) is not None]
+    levers = "".join(f", {key} {training[key]}" for key in LEVERS if key in training)
     images = f"{100 * size:g}% of the images" if size < 1 else f"{size} images"
     return (
         f"{m['device']} ({m['cpu']}, {m['cores']} cores, {m['threads']} threads), torch {m['torch']}; "
-        f"{first['model']} on {first['data']}, validation on {images} by {attack['name']} "
+        f"{first['model']} on {first['data']}{levers}, validation on {images} by {attack['name']} "
         f"({', '.join(said)}) at the full eps; seconds are those of training alone"
     )
 

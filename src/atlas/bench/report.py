@@ -17,9 +17,10 @@ from atlas.disk import write_atomic
 from atlas.errors import UsageError
 
 
-def markers(command: str) -> tuple[str, str]:
-    """The lines of a page between which the tables of this command go."""
-    return f"<!-- begin: atlas bench {command} -->", f"<!-- end: atlas bench {command} -->"
+def markers(command: str, part: str = "") -> tuple[str, str]:
+    """The lines of a page between which the tables of this command go; it may have several parts, by name."""
+    name = f"atlas bench {command} {part}".strip()
+    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
 
 
 BEGIN, END = markers("step")

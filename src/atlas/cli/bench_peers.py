@@ -14,6 +14,7 @@ from atlas.cli.bench_tools import (
     JsonFile,
     MarkdownFile,
     ModelNames,
+    Part,
     PrecisionOption,
     Repeats,
     SettingsOption,
@@ -46,6 +47,7 @@ def peers(
     settings: SettingsOption = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
+    part: Part = "",
 ) -> None:
     """The time of a training step in other libraries, and in the textbook's loop, over that of ours.
 
@@ -62,7 +64,7 @@ def peers(
     for label in labels:
         bench.match(label)  # a wrong one is refused before anything is measured
     if markdown_file is not None:
-        bench.check_markers(markdown_file, *bench.MATCH_MARKERS)
+        bench.check_markers(markdown_file, *bench.markers("peers", part))
     chosen = settings_of(settings, precision, device)
     versions = {name: bench.versions()[name] for name in ("torchattacks", "adversarial-robustness-toolbox")}
     report: dict[str, Any] = {"machine": bench.machine(device), "peers": versions}
@@ -78,7 +80,7 @@ def peers(
             title = f"{found['model']}, {each['method']}"
             console.print("", table_of(title, bench.MATCH_HEADINGS, rows, words=1))
     write(report, json_file)
-    put(bench.match_markdown(report), markdown_file, bench.MATCH_MARKERS)
+    put(bench.match_markdown(report), markdown_file, bench.markers("peers", part))
 
 
 def _measured(

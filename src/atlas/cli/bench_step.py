@@ -15,6 +15,7 @@ from atlas.cli.bench_tools import (
     JsonFile,
     MarkdownFile,
     ModelNames,
+    Part,
     PrecisionOption,
     Repeats,
     SettingsOption,
@@ -47,6 +48,7 @@ def step(
     settings: SettingsOption = None,
     json_file: JsonFile = None,
     markdown_file: MarkdownFile = None,
+    part: Part = "",
     profile: Annotated[
         Path | None,
         typer.Option(
@@ -72,7 +74,7 @@ def step(
     chosen = [bench.case(label) for label in (*(method or bench.MEASURED), bench.REFERENCE)]
     cases = list({case.label: case for case in chosen}.values())
     if markdown_file is not None:
-        bench.check_markers(markdown_file)
+        bench.check_markers(markdown_file, *bench.markers("step", part))
     chosen_settings = settings_of(settings, precision, device)
     report: dict[str, Any] = {"machine": bench.machine(device), "batch": batch, "repeats": repeats}
     report |= {"settings": chosen_settings, "models": []}
@@ -86,7 +88,7 @@ def step(
         memory = bench.memory_rows(found["methods"])
         console.print("", table_of(f"{found['model']}, memory", bench.MEMORY_HEADINGS, memory))
     write(report, json_file)
-    put(bench.markdown(report), markdown_file, bench.markers("step"))
+    put(bench.markdown(report), markdown_file, bench.markers("step", part))
     if profile is not None:
         for name in model or MODELS:
             _profile(name, batch, shape_of(name, shape), device, cases, chosen_settings, profile)

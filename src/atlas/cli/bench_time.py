@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,7 +20,16 @@ from atlas.bench.race_report import (
     race_report,
     race_rows,
 )
-from atlas.cli.bench_tools import JsonFile, MarkdownFile, bar, put, table_of, write
+from atlas.cli.bench_tools import (
+    JsonFile,
+    MarkdownFile,
+    PrecisionOption,
+    bar,
+    put,
+    settings_of,
+    table_of,
+    write,
+)
 from atlas.cli.console import console
 from atlas.cli.train import setting
 from atlas.config import override
@@ -43,6 +52,7 @@ def time(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all runs; again for more."),
     ] = None,
+    precision: PrecisionOption = None,
     out: Annotated[Path, typer.Option(help="Where the runs' folders go.")] = Path("runs/time"),
     mark: Annotated[
         list[float] | None,
@@ -72,7 +82,9 @@ def time(
         bench.check_markers(markdown_file, *TIME_MARKERS)
     if figure is not None:
         kind_of(figure)  # a wrong one is refused before anything is measured
-    runners = [_runner(name, settings or [], out) for name in what or PRESETS]
+    short = settings_of(None, precision, device)
+    changes = [*short.items(), *map(setting, settings or [])]
+    runners = [_runner(name, changes, out) for name in what or PRESETS]
     if len({runner.folder for runner in runners}) < len(runners):
         raise UsageError(f"two of {', '.join(what or ())} have one name, and would share a folder")
     for runner in runners:
@@ -103,8 +115,8 @@ def time(
         console.print(f"drawn in {figure}", highlight=False)
 
 
-def _runner(what: str, settings: list[str], out: Path) -> Runner:
+def _runner(what: str, changes: list[tuple[str, Any]], out: Path) -> Runner:
     name, table = preset.load_preset(what)
-    for key, value in map(setting, settings):
+    for key, value in changes:
         table = override(table, key, value)
     return Runner(RunConfig.of(table), out / name)

@@ -42,7 +42,7 @@ JsonFile = Annotated[
 MarkdownFile = Annotated[
     Path | None, typer.Option("--markdown", help="Put the tables into this file, between its markers.")
 ]
-
+Part = Annotated[str, typer.Option(help="Of a file with several tables: the one of this name.")]
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -57,7 +57,7 @@ PrecisionOption = Annotated[
 ]
 
 
-def settings_of(given: list[str] | None, precision: str | None, device: str) -> dict[str, Any]:
+def settings_of(given: list[str] | None, precision: str | None, device: str | None) -> dict[str, Any]:
     """By their dotted keys; a wrong one is refused."""
     short = {"precision": precision} if precision is not None else {}
     if precision == "auto":

@@ -252,10 +252,21 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(bench, "apart", here)
     monkeypatch.setitem(TRAINERS, "adv", (TRAINERS["adv"][0], trainers.Trainer("broken", broken)))
     page, data = tmp_path / "page.md", tmp_path / "new" / "times.json"
-    begin, end = bench.MATCH_MARKERS
+    begin, end = bench.markers("peers", "here")
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     words = ["peers", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "4", "--repeats", "2"]
-    words += ["--method", "adv-1", "--method", "jac", "--json", str(data), "--markdown", str(page)]
+    words += [
+        "--method",
+        "adv-1",
+        "--method",
+        "jac",
+        "--json",
+        str(data),
+        "--markdown",
+        str(page),
+        "--part",
+        "here",
+    ]
     result = CliRunner(env={"COLUMNS": "100"}).invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0
     report = json.loads(data.read_text())

@@ -15,19 +15,23 @@ from atlas.bench.race_report import race_markdown
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "speed.md"
-WRITERS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "peers": bench.match_markdown,
-    "growth": growth_markdown,
-    "time": race_markdown,
+WRITERS: dict[tuple[str, str], Callable[[Mapping[str, Any]], str]] = {
+    ("step", "auto"): bench.markdown,
+    ("step", "wrn-28-8"): bench.markdown,
+    ("step", "wrn-28-8 auto"): bench.markdown,
+    ("peers", "cnn"): bench.match_markdown,
+    ("peers", "wrn-28-8"): bench.match_markdown,
+    ("growth", ""): growth_markdown,
+    ("time", ""): race_markdown,
 }
 
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="an installed source tree without its docs")
 
 
-@pytest.mark.parametrize("command", WRITERS)
-def test_the_tables_are_those_of_the_stored_times(command: str) -> None:
-    begin, end = bench.markers(command)
+@pytest.mark.parametrize(("command", "part"), WRITERS)
+def test_the_tables_are_those_of_the_stored_times(command: str, part: str) -> None:
+    begin, end = bench.markers(command, part)
     assert PAGE.read_text().count(begin) == PAGE.read_text().count(end) == 1
     block = PAGE.read_text().partition(begin)[2].partition(end)[0].strip()
-    stored = ROOT / "results" / f"bench-{command}.json"
-    assert block == (WRITERS[command](json.loads(stored.read_text())) if stored.exists() else "")
+    stored = ROOT / "results" / f"{f'bench-{command} {part}'.strip().replace(' ', '-')}.json"
+    assert block == (WRITERS[command, part](json.loads(stored.read_text())) if stored.exists() else "")

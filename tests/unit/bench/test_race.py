@@ -173,7 +173,18 @@ def test_the_command_trains_prints_draws_and_goes_on(data: str, tmp_path: Path) 
     words = ["time", "demo-adv-1", "demo-atlas-1", "--out", str(tmp_path / "raced"), "--device", "cpu"]
     for key, value in {**SMALL, "data": data, "training.schedule.epochs": 2}.items():
         words += ["--set", f"{key}={value}"]
-    words += ["--json", str(times), "--markdown", str(page), "--figure", str(figure), "--mark", "0"]
+    words += [
+        "--precision",
+        "craft",
+        "--json",
+        str(times),
+        "--markdown",
+        str(page),
+        "--figure",
+        str(figure),
+        "--mark",
+        "0",
+    ]
     result = CliRunner().invoke(app, words, catch_exceptions=False)
     assert result.exit_code == 0
     report = json.loads(times.read_text())
@@ -182,6 +193,7 @@ def test_the_command_trains_prints_draws_and_goes_on(data: str, tmp_path: Path) 
         assert run["passed"] == [run["laps"][0]["seconds"]]
     assert page.read_text() == f"{begin}\n{race_markdown(report)}\n{end}\n"
     assert "pgd (objective margin, restarts 1, steps 2, step size 0.1)" in page.read_text()
+    assert f"cnn-small on {data}, precision craft, validation on 8 images" in page.read_text()
     assert "seconds of training, without validation" in figure.read_text()
     again = CliRunner().invoke(app, words, catch_exceptions=False)
     assert again.exit_code == 0
