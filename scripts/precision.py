@@ -47,8 +47,8 @@ def scores(out: Path) -> dict[str, Any]:
     if not kept.exists():
         config = load_config(out)
         test = data.load(config.data, train=False)
-        report = evaluate(load_model(out), test, config.threat, suite="quick", n=N)
-        right = {name: report.score(name).right for name in COLUMNS}
+        report = evaluate(load_model(out), test, config.threat, suite="quick", n=N, progress=False)
+        right = {name: score.right for name, score in report.scores.items()}
         kept.write_text(json.dumps({"hash": json.loads((out / "config.json").read_text())["hash"], **right}))
     return dict(json.loads(kept.read_text()))
 
