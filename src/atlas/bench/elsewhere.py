@@ -21,7 +21,7 @@ class Elsewhere:
         self.began = self._now()
 
     def share(self) -> float | None:
-        """Of all cores' time, what no rank has used; None where the system tells nothing. All wait for all."""
+        """Of all cores' time, what no rank has used; None where no system tells. All wait for all."""
         clock, busy, own = (now - before for now, before in zip(self._now(), self.began, strict=True))
         ours = sum(seconds for (seconds,) in gathered(self.ranks, [own]))
         left = (busy - ours) / (clock * (os.cpu_count() or 1))

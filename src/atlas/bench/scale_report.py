@@ -16,8 +16,8 @@ from atlas.bench.scale import ALONE, SHARE, THREADS, TOGETHER, Scaling
 SCALE_MARKERS = markers("scale")
 LINK_HEADINGS = ("gradients", "ms", "fitted ms")
 SIMULATED_HEADINGS = (
-    *("model", "method", "GFLOP", "GFLOP/s", "share ms", "computing ms", "messages ms"),
-    *("simulated ms", "step ms", "simulated", "error"),
+    *("model", "method", "GFLOP", "GFLOP/s", "share ms", "computing ms", "messages ms", "simulated messages"),
+    *("step ms", "simulated step", "error"),
 )
 
 

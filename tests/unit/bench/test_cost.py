@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
+import matplotlib
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,7 +20,8 @@ from typer.testing import CliRunner
 from atlas import bench, models
 from atlas.bench.cluster import Job, Link, fitted, sent
 from atlas.bench.cost import DOUBLE, LOGGED, Sizes, growing, work
-from atlas.bench.cost_report import COST_MARKERS, cost_markdown
+from atlas.bench.cost_figure import draw_cost
+from atlas.bench.cost_report import COST_MARKERS, TASKS, Site, cost_markdown, task_cost
 from atlas.bench.imagenet import resnet_50
 from atlas.bench.step import trainer
 from atlas.cli.bench import app
@@ -26,6 +29,7 @@ from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.training.team import Team
 
+ROOT = Path(__file__).parents[3]
 WIDE = "atlas.bench.imagenet:wrn_50_2"
 SHAPES = {"cnn-small": (1, 8, 8), "cnn": (1, 8, 8), "wrn-10-1": (3, 8, 8)}
 
@@ -286,3 +290,37 @@ def test_a_method_without_an_equation_is_refused() -> None:
     case = bench.Case("mine", SimpleNamespace(), 0, None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="'mine' has no equation"):
         growing("cnn-small", case, (1, 8, 8), 10)
+
+
+# --- the page ---
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="an installed source tree without its docs")
+def test_the_page_is_that_of_the_stored_numbers(tmp_path: Path) -> None:
+    begin, end = COST_MARKERS
+    text = (ROOT / "docs/scale.md").read_text()
+    stored = json.loads((ROOT / "results/bench-cost.json").read_text())
+    assert text.partition(begin)[2].partition(end)[0].strip() == cost_markdown(stored)
+    assert "](scale-cost.svg)" in text
+    drawn, shown = tmp_path / "again.svg", ROOT / "docs/scale-cost.svg"
+    draw_cost(stored, drawn)
+    assert words(drawn) == words(shown)
+    if f"matplotlib=={matplotlib.__version__}\n" in (ROOT / "constraints.txt").read_text():
+        assert drawn.read_bytes() == shown.read_bytes()
+
+
+def words(picture: Path) -> list[str]:
+    return [
+        element.text or "" for element in ElementTree.parse(picture).iter() if element.tag.endswith("}text")
+    ]
+
+
+@pytest.mark.parametrize("label", ["adv-1", "atlas-1"])
+def test_the_stored_numbers_are_counted_again(label: str) -> None:
+    """For CIFAR-10; the ImageNet network is held to published figures above."""
+    stored = json.loads((ROOT / "results/bench-cost.json").read_text())
+    site = Site(stored["ranks"], stored["speed"], [Link(**link) for link in stored["links"]])
+    again = json.loads(json.dumps(task_cost(TASKS[0], [bench.case(label)], site)))
+    (method,) = again.pop("methods")
+    assert method in stored["tasks"][0].pop("methods")
+    assert again == stored["tasks"][0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -35,6 +36,7 @@ from atlas.errors import UsageError
 from atlas.training import Ranks
 from tests.faults import ranks as real
 
+ROOT = Path(__file__).parents[3]
 SMALL = ["--model", "cnn-small", "--shape", "1x8x8", "--batch", "9", "--method", "adv-1", "--repeats", "2"]
 
 
@@ -224,3 +226,29 @@ def test_batches_that_cannot_be_shared_and_pages_without_markers_are_refused(
     monkeypatch.setenv("RANK", "0")
     with pytest.raises(UsageError, match="1 processes"):
         CliRunner().invoke(app, ["scale"], catch_exceptions=False)
+
+
+@pytest.mark.skipif(not (ROOT / "docs").exists(), reason="an installed source tree without its docs")
+def test_the_tables_of_scaling_are_those_of_the_stored_times() -> None:
+    begin, end = SCALE_MARKERS
+    block = (ROOT / "docs/scale.md").read_text().partition(begin)[2].partition(end)[0].strip()
+    stored = json.loads((ROOT / "results/bench-scale.json").read_text())
+    assert block == scale_markdown(stored)
+    for model in stored["models"]:
+        for method in model["methods"]:
+            alone, together = (method["seconds"][key] for key in (ALONE, TOGETHER))
+            ratios = [one / all_ for one, all_ in zip(alone, together, strict=True)]
+            assert method["together_over_alone"][1] == pytest.approx(statistics.median(ratios))
+            assert f"{statistics.median(ratios):.2f} [" in block
+
+
+@pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
+def test_what_the_page_says_of_the_busiest_run() -> None:
+    kept, busy = (
+        json.loads((ROOT / "results" / f"bench-scale{name}.json").read_text()) for name in ("", "-busy")
+    )
+    for quiet, loud in zip(kept["models"], busy["models"], strict=True):
+        assert quiet["elsewhere"] < 0.1 < loud["elsewhere"]
+        for one, other in zip(quiet["methods"], loud["methods"], strict=True):
+            assert other["together_over_alone"][1] < one["together_over_alone"][1]
+            assert other["threads_over_alone"][1] < 1
