@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-FEWEST = 2
-"""Images of a share."""
+from atlas.training.team import FEWEST
 
 
 @dataclass(frozen=True)
