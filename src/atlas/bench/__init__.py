@@ -1,7 +1,7 @@
 """What training and attacks cost, next to bare passes and to other libraries, as ratios in one run."""
 
 from atlas.bench.apart import ApartError, apart
-from atlas.bench.attack import OURS, Contest, Entry, compete, contest
+from atlas.bench.attack import OURS, Contest, Entry, Peers, compete, contest
 from atlas.bench.attack_cases import AttackCase, attack_cases
 from atlas.bench.attack_report import (
     ATTACK_HEADINGS,
@@ -72,6 +72,7 @@ __all__ = [
     "Operator",
     "Pair",
     "Passes",
+    "Peers",
     "Settings",
     "Side",
     "Steps",

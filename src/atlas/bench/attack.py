@@ -2,19 +2,19 @@
 
 In every repeat all contestants of an attack run one after the other, in an order that changes, so that what
 else the machine does falls on all of them; a ratio is the median of the repeats' own ratios. What they bring
-back is judged in one way for all.
+back is judged in one way for all. Peers may work in a process of their own (`atlas.bench.apart`), which has
+none of our settings.
 """
 
 from __future__ import annotations
 
-import logging
 import random
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from io import StringIO
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,16 +23,28 @@ from torch import Tensor
 
 from atlas.attacks import Attack, frozen
 from atlas.attacks.lanes import ask
+from atlas.bench.apart import ApartError
 from atlas.bench.attack_cases import AttackCase
 from atlas.bench.machine import wait_for
 from atlas.bench.peers import PEERS, Job, Peer
+from atlas.bench.quiet import quiet
 from atlas.evaluation.course import Subject
 from atlas.evaluation.plan import Plan
 from atlas.threat import Linf
 
 OURS = "ours"
 NOT_INSTALLED = "not installed"
-WARM_UP_IMAGES = 64
+
+Run = Callable[[Job, Sequence[Attack]], Tensor | None]
+"""x_adv of a job and an attack, or a chain of them; None of what is no attack."""
+
+
+class Turn(NamedTuple):
+    """What came of one run."""
+
+    seconds: float
+    verdict: tuple[int, int] | None
+    """What it left standing, and how many of its points did not count; see `judge`."""
 
 
 @dataclass
@@ -40,9 +52,10 @@ class Entry:
     """A contestant and its record, with a number for each repeat that it finished."""
 
     name: str
-    run: Callable[[Job, Sequence[Attack]], Tensor | None]
-    """x_adv, or None of what is no attack."""
+    run: Run
     note: str = ""
+    apart: bool = False
+    """Whether it belongs into a process of its own."""
     seconds: list[float] = field(default_factory=list)
     robust: list[int] = field(default_factory=list)
     """How many images it left standing."""
@@ -85,7 +98,19 @@ def _one_restart(job: Job, attacks: Sequence[Attack]) -> Tensor:
 
 def _entry(peer: Peer) -> Entry:
     error = None if peer.installed else NOT_INSTALLED
-    return Entry(peer.name, lambda job, attacks: peer.run(job, *attacks), peer.note, error=error)
+    return Entry(peer.name, lambda job, attacks: peer.run(job, *attacks), peer.note, apart=True, error=error)
+
+
+class Peers:
+    """The peers' runs of a job, by the attack's case and the peer's name: all that another process needs."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def __call__(self, case: AttackCase, name: str, seed: int) -> Turn:
+        peer = next(peer for peer in PEERS[case.name] if peer.name == name)
+        with frozen(self.job.model, fold=False), quiet():
+            return timed(replace(self.job, seed=seed), case, lambda job, attacks: peer.run(job, *attacks))
 
 
 def ours(job: Job, attacks: Sequence[Attack], dtype: str) -> Tensor:
@@ -140,6 +165,7 @@ def compete(
     job: Job,
     contests: Sequence[Contest],
     repeats: int,
+    theirs: Callable[[AttackCase, str, int], Turn] | None = None,
     *,
     clock: Callable[[], float] = time.perf_counter,
     before: Callable[[AttackCase, Entry], None] = lambda case, entry: None,
@@ -147,41 +173,53 @@ def compete(
 ) -> None:
     """Let all contestants run `repeats` times, each time from another seed and in another order.
 
-    One that raises has its error noted and is left out from then on. `before` and `after` are called around
-    every run, also where it is left out. The global random states are set.
+    `theirs` is `Peers` in another process; without it all run in this one. A contestant that raises has its
+    error noted and is left out from then on. `before` and `after` are called around every run, also where it
+    is left out. The global random states are set.
     """
+
+    def run(case: AttackCase, entry: Entry, seed: int) -> Turn:
+        if theirs and entry.apart:
+            return theirs(case, entry.name, seed)
+        return timed(replace(job, seed=seed), case, entry.run, clock)
+
     order = random.Random(0)
-    with frozen(job.model, fold=False), _quiet():
-        _warm_up(job, contests)
+    with frozen(job.model, fold=False), quiet():
+        _warm_up(contests, run)
         for repeat in range(repeats):
             for each in order.sample(contests, len(contests)):
                 for entry in order.sample(each.entries, len(each.entries)):
                     before(each.case, entry)
                     if entry.error is None:
-                        _run(replace(job, seed=repeat), each.case, entry, clock)
+                        _note(entry, partial(run, each.case, entry, repeat))
                     after(each.case, entry)
 
 
-def _warm_up(job: Job, contests: Sequence[Contest]) -> None:
+def _warm_up(contests: Sequence[Contest], run: Callable[[AttackCase, Entry, int], Turn]) -> None:
     """One step of everything, not counted: it imports the libraries. What fails here will fail again."""
-    few = slice(WARM_UP_IMAGES)
-    small = replace(job, images=job.images.subset(few), x=job.x[few], y=job.y[few])
     for each in contests:
         for entry in each.entries:
-            with suppress(Exception):
-                entry.run(small, each.case.shortest())
+            if not entry.absent:
+                with suppress(Exception):
+                    run(replace(each.case, attacks=each.case.shortest()), entry, 0)
 
 
-def _run(job: Job, case: AttackCase, entry: Entry, clock: Callable[[], float]) -> None:
+def timed(job: Job, case: AttackCase, run: Run, clock: Callable[[], float] = time.perf_counter) -> Turn:
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(job.seed)
     wait_for(job.x.device)
     began = clock()
+    x_adv = run(job, case.attacks)
+    wait_for(job.x.device)
+    return Turn(clock() - began, None if x_adv is None else judge(job, x_adv))
+
+
+def _note(entry: Entry, run: Callable[[], Turn]) -> None:
     try:
-        x_adv = entry.run(job, case.attacks)
-        wait_for(job.x.device)
-        seconds = clock() - began
-        verdict = None if x_adv is None else judge(job, x_adv)
+        seconds, verdict = run()
+    except ApartError as error:
+        entry.error = str(error)
+        return
     except Exception as error:  # whatever a library raises, the others go on
         entry.error = f"{type(error).__name__}: {error}"
         return
@@ -189,15 +227,3 @@ def _run(job: Job, case: AttackCase, entry: Entry, clock: Callable[[], float]) -
     if verdict is not None:
         entry.robust.append(verdict[0])
         entry.outside.append(verdict[1])
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the libraries print, warn and log."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(StringIO()), warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logging.disable(level)

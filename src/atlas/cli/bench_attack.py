@@ -156,7 +156,8 @@ def _measure(
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, (json.dumps(report, indent=1) + "\n").encode())
 
-        bench.compete(job, contests, report["repeats"], before=before, after=after)
+        with bench.apart(bench.Peers, job) as theirs:
+            bench.compete(job, contests, report["repeats"], theirs, before=before, after=after)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -29,5 +29,5 @@ def fastest(device: torch.device) -> dict[str, Any]:
     Without arithmetic of its own for bfloat16 a processor is slower with it; GPUs were not measured.
     """
     if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return {"precision": "craft", "channels_last": True}
+        return {"precision": "bfloat16", "channels_last": True}
     return {"precision": "float32", "channels_last": False}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,39 @@ def test_each_repeat_runs_everybody_side_by_side_in_a_new_order() -> None:
     assert [entry.robust for entry in both[0].entries] == [[1, 1, 1]] * 3
 
 
+def test_peers_work_in_a_process_of_their_own_and_come_to_the_same() -> None:
+    task, case = job([0.05, 0.45, 0.1, 0.47, 0.6]), CASES["pgd"]
+    few = (bench.OURS, BARE, "plain loop")
+    here, there = (
+        bench.Contest(case, [entry for entry in bench.contest(case).entries if entry.name in few])
+        for _ in range(2)
+    )
+    bench.compete(task, [here], 2)
+    with bench.apart(bench.Peers, task) as theirs:
+        assert theirs(case, "plain loop", 0).verdict == bench.Peers(task)(case, "plain loop", 0).verdict
+        asked = list[str]()
+
+        def heard(case: bench.AttackCase, name: str, seed: int) -> Any:
+            asked.append(name)
+            return theirs(case, name, seed)
+
+        bench.compete(task, [there], 2, heard)
+    assert [entry.robust for entry in here.entries] == [entry.robust for entry in there.entries]
+    assert set(asked) == {"plain loop"}
+
+
+def test_what_a_peer_raises_elsewhere_is_told() -> None:
+    def gone(case: bench.AttackCase, name: str, seed: int) -> Any:
+        raise bench.ApartError("ValueError: not today")
+
+    found = bench.contest(CASES["pgd"])
+    bench.compete(job([0.1]), [found], 1, gone)
+    assert {entry.error for entry in found.entries if entry.apart and not entry.absent} == {
+        "ValueError: not today"
+    }
+    assert all(entry.error is None for entry in found.entries if not entry.apart)
+
+
 def test_ratios_are_medians_of_the_repeats_own_ratios() -> None:
     """A machine that is ten times slower in one repeat changes no ratio."""
     clock = Clock()
@@ -296,6 +330,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         return job.x
 
     monkeypatch.setitem(peers.PEERS, "pgd", (Peer("plain loop", run),))
+    # Another process would not know of it.
+    monkeypatch.setattr(bench, "apart", lambda make, job: nullcontext(make(job)))
 
 
 def test_the_command_measures_prints_and_writes(
