@@ -16,10 +16,12 @@ from atlas.bench.cases import MEASURED, REFERENCE, Case, case
 from atlas.bench.machine import machine
 from atlas.bench.match_report import (
     MATCH_HEADINGS,
+    OWN_HEADINGS,
     match_facts,
     match_markdown,
     match_rows,
     match_summary,
+    own_rows,
 )
 from atlas.bench.matches import MATCHED, Match, Side, Steps, match, play, steps
 from atlas.bench.memory import Memory, memories
@@ -58,6 +60,7 @@ __all__ = [
     "MEASURED",
     "MEMORY_HEADINGS",
     "OURS",
+    "OWN_HEADINGS",
     "PEERS",
     "REFERENCE",
     "WARM_UP",
@@ -101,6 +104,7 @@ __all__ = [
     "memories",
     "memory_rows",
     "model_title",
+    "own_rows",
     "pairs",
     "play",
     "put_between_markers",

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from atlas.bench.attack import NOT_INSTALLED, OURS
-from atlas.bench.matches import Match, Side
+from atlas.bench.cases import REFERENCE
+from atlas.bench.matches import PLAIN, Match, Side
 from atlas.bench.report import facts, grid, model_heading, quartiles, ratio
 
 MATCH_HEADINGS = ("who", "ms a step", f"time / {OURS}", "note")
+OWN_HEADINGS = (f"step / {REFERENCE}", "both plain", f"{OURS} / plain", f"both {OURS}")
 LONGEST_NOTE = 60
 
 
@@ -48,6 +50,26 @@ def match_rows(sides: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+def own_rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Text under `OWN_HEADINGS`: our steps over one-step ADV's of the same repeat, each with the settings and
+    without. Empty where there are no settings, or no one-step ADV.
+    """
+    seconds = {(m["method"], s["who"]): np.array(s["seconds"]) for m in methods for s in m["sides"]}
+    plain, ours = seconds.get((REFERENCE, PLAIN)), seconds.get((REFERENCE, OURS))
+    if plain is None or ours is None:
+        return []
+    return [
+        (
+            label,
+            *(
+                ratio(quartiles(seconds[label, who] / over))
+                for who, over in ((PLAIN, plain), (OURS, plain), (OURS, ours))
+            ),
+        )
+        for label in (m["method"] for m in methods)
+    ]
+
+
 def _note(side: Mapping[str, Any]) -> str:
     if (error := side["error"]) is None:
         return str(side["note"])
@@ -68,4 +90,6 @@ def match_markdown(report: Mapping[str, Any]) -> str:
         parts.append(model_heading(model))
         for found in model["methods"]:
             parts.append(f"{found['method']}\n\n{grid(MATCH_HEADINGS, match_rows(found['sides']))}")
+        if own := own_rows(model["methods"]):
+            parts.append(grid(OWN_HEADINGS, own))
     return "\n\n".join(parts)

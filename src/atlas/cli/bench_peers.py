@@ -79,6 +79,8 @@ def peers(
             rows = bench.match_rows(each["sides"])
             title = f"{found['model']}, {each['method']}"
             console.print("", table_of(title, bench.MATCH_HEADINGS, rows, words=1))
+        if own := bench.own_rows(found["methods"]):
+            console.print("", table_of(found["model"], bench.OWN_HEADINGS, own))
     write(report, json_file)
     put(bench.match_markdown(report), markdown_file, bench.markers("peers", part))
 

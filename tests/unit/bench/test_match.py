@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,7 @@ METHODS: list[tuple[Method, textbook.Loss]] = [
     (Trades(2.0), textbook.trades_loss),
     (Jac(0.7), textbook.jac_loss),
     (Atlas(0.7, 2.0), textbook.atlas_loss),
+    (Atlas(0.0, 2.0), textbook.atlas_g_loss),
 ]
 
 
@@ -235,7 +237,7 @@ def test_a_library_that_is_not_there_is_named_and_not_run(monkeypatch: pytest.Mo
     assert {side.error for side in found.sides} == {None, NOT_INSTALLED}
 
 
-@pytest.mark.parametrize(("label", "said"), [("atlas_g-1", "nobody else"), ("advv-1", "'adv'")])
+@pytest.mark.parametrize(("label", "said"), [("atlas_l-1", "nobody else"), ("advv-1", "'adv'")])
 def test_a_method_that_nobody_has_is_refused(label: str, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(app, ["peers", "--method", label], catch_exceptions=False)
@@ -303,3 +305,21 @@ def test_a_page_without_markers_is_refused_before_anything_is_measured(
     page.write_text("<!-- begin: atlas bench step -->\n<!-- end: atlas bench step -->\n")
     with pytest.raises(UsageError, match="no place for the table"):
         CliRunner().invoke(app, ["peers", "--markdown", str(page)], catch_exceptions=False)
+
+
+def test_our_steps_over_one_step_adv_of_the_same_repeat() -> None:
+    """By hand: a machine that is ten times slower in the second repeat changes no ratio."""
+
+    def sides(ours: list[float], plain: list[float]) -> list[dict[str, Any]]:
+        return [{"who": "ours", "seconds": ours}, {"who": "ours, plain", "seconds": plain}]
+
+    methods = [
+        {"method": "adv-1", "sides": sides([1.0, 10.0], [2.0, 20.0])},
+        {"method": "atlas-1", "sides": sides([3.0, 30.0], [5.0, 50.0])},
+    ]
+    assert [[cell.split()[0] for cell in row] for row in bench.own_rows(methods)] == [
+        ["adv-1", "1.00", "0.50", "1.00"],
+        ["atlas-1", "2.50", "1.50", "3.00"],
+    ]
+    assert bench.own_rows(methods[1:]) == []
+    assert bench.own_rows([{"method": "adv-1", "sides": sides([1.0], [2.0])[:1]}]) == []

@@ -66,5 +66,6 @@ TRAINERS: dict[str, tuple[Trainer, ...]] = {
             ("FFGSM in that loop", "PGD in that loop"),
         ),
     ),
+    "atlas_g": (Trainer(TEXTBOOK, textbook.atlas_g, PLAIN),),
 }
 """By the name of the method. Who has no such method is left out."""

@@ -104,6 +104,12 @@ def atlas_loss(task: Task, x_adv: Tensor, v: Tensor) -> Tensor:
     return local + task.beta * _kl(logits_adv, logits)
 
 
+def atlas_g_loss(task: Task, x_adv: Tensor, v: Tensor) -> Tensor:
+    """CE(x') + beta KL(p(x') || p(x))."""
+    logits_adv, logits = task.model(x_adv), task.model(task.x)
+    return F.cross_entropy(logits_adv, task.y) + task.beta * _kl(logits_adv, logits)
+
+
 def _kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     p, q = F.log_softmax(logits_p, 1), F.log_softmax(logits_q, 1)
     return F.kl_div(q, p, reduction="batchmean", log_target=True)
@@ -136,3 +142,7 @@ def trades(task: Task) -> Callable[[], None]:
 
 def atlas(task: Task) -> Callable[[], None]:
     return loop(task, lambda: climb_ce(task, uniform_start(task)), atlas_loss)
+
+
+def atlas_g(task: Task) -> Callable[[], None]:
+    return loop(task, lambda: climb_ce(task, uniform_start(task)), atlas_g_loss)
