@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -48,4 +50,16 @@ def averaged(model: Model, passes: int) -> Model:
     """The mean of the logits over `passes` looks at each image: expectation over transformation (EOT)."""
     if passes < 1:
         raise UsageError(f"eot is {passes}; wanted a whole number from 1")
-    return model if passes == 1 else lambda x: torch.stack([model(x) for _ in range(passes)]).mean(0)
+    return model if passes == 1 else Averaged(model, passes)
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The mean of several answers of a model that gives another one each time."""
+
+    model: Model
+    passes: int
+    random: ClassVar[bool] = True
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.stack([self.model(x) for _ in range(self.passes)]).mean(0)

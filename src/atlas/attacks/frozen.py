@@ -15,6 +15,11 @@ Model = Callable[[Tensor], Tensor]
 BatchNormMode = Literal["eval", "train"]
 
 
+def is_random(model: Model) -> bool:
+    """Whether the model says of itself, by an attribute `random`, that it answers otherwise each time."""
+    return bool(getattr(model, "random", False))
+
+
 @contextmanager
 def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> Iterator[None]:
     """Weights without gradients and all modules in `mode`, put back afterwards, also on an exception.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, Self
 
+import torch
 from torch import Tensor
 
 from atlas.attacks.climb import Climb
-from atlas.attacks.frozen import Model
+from atlas.attacks.frozen import Model, is_random
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.state import Fresh, State, Step
 from atlas.config import check_choices, check_counts
@@ -19,6 +20,10 @@ from atlas.threat import Threat
 
 GAUSSIAN_START = 0.001
 """TRADES starts at x + 0.001 N(0, 1): at x itself the gradient of its KL objective is exactly 0."""
+LONG = 100
+"""From so many steps on, climbs are watched for going in circles."""
+MARK_EVERY = 32
+"""The longest circle that is seen."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,10 @@ class ClimbState(State):
 
     logits: Tensor | None = None
     """f(x), where the objective needs it."""
+    mark: Tensor | None = None
+    """Where a lane was after the last number of steps that `MARK_EVERY` divides, if it is watched."""
+    end: Tensor | None = None
+    """After how many steps a lane that is watched is done, int64 [B]."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,10 @@ class PGD(Climb[ClimbState]):
 
     `clip_start=False` takes the first gradient at a start that may lie outside the pixel box, as the
     original one-step training on MNIST does (Wong et al. 2020); later points are always in the box.
+
+    Steps of a fixed length often end in a circle: a point that was there before comes again, to the last bit,
+    and with it all that followed. Nothing new is found from then on, so in a long climb such a lane goes on
+    only to the point at which all steps would have ended. The outcome is the same.
     """
 
     steps: int = 20
@@ -74,7 +87,10 @@ class PGD(Climb[ClimbState]):
     def start(self, model: Model, fresh: Fresh, threat: Threat) -> ClimbState:
         logits = fresh.clean_logits(model) if self.climbs in NEEDS_CLEAN_LOGITS else None
         x_adv = self._starting_point(fresh.x, threat, fresh.rng)
-        return ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)
+        state = ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)
+        if self.steps < LONG or self.decay or is_random(model):
+            return state
+        return replace(state, mark=x_adv, end=torch.full_like(fresh.y, self.steps))
 
     def _starting_point(self, x: Tensor, threat: Threat, rng: Rng) -> Tensor:
         if self.start_at == "clean":
@@ -87,7 +103,25 @@ class PGD(Climb[ClimbState]):
         logits_adv, gradient = input_gradient(model, state.x_adv, lambda logits: self.loss(logits, state))
         moved = threat.ascend(state.x_adv, gradient, self._step_length(state, threat))
         x_adv = threat.project(moved, state.x)
-        return Step(replace(state, x_adv=x_adv, step=state.step + 1), state.x_adv, logits_adv)
+        after = replace(state, x_adv=x_adv, step=state.step + 1)
+        return Step(self._watched(after), state.x_adv, logits_adv)
+
+    def _watched(self, state: ClimbState) -> ClimbState:
+        """End lanes that are where they were before, and put down marks."""
+        if state.mark is None or state.end is None:
+            return state
+        x_adv, step, mark, end = state.x_adv, state.step, state.mark, state.end
+        again = (x_adv == mark).flatten(1).all(1)
+        if again.any():
+            circle = (step - 1) % MARK_EVERY + 1
+            end = torch.where(again, step + (self.steps - step) % circle, end)
+        due = step % MARK_EVERY == 0
+        if due.any():
+            mark = torch.where(due.reshape(-1, *[1] * (x_adv.dim() - 1)), x_adv, mark)
+        return replace(state, mark=mark, end=end)
+
+    def done(self, state: ClimbState) -> Tensor:
+        return state.step >= (self.steps if state.end is None else state.end)
 
     def loss(self, logits_adv: Tensor, state: ClimbState) -> Tensor:
         return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)

@@ -66,15 +66,18 @@ class Transfer(Attack[TransferState]):
 
     def advance(self, model: Model, state: TransferState, threat: Threat) -> Step[TransferState]:
         try:
-            after, x_tried, logits = self.attack.advance(self._surrogate(state.surrogate), state, threat)
+            climb = self.attack.advance(self._surrogate(state.surrogate), state, threat)
         except NotFinite as error:
             bad = sorted(set(state.surrogate[error.lanes].tolist()))
             raise NumericError(
                 f"surrogates {bad} (counted from 0) give gradients or logits that are not finite, so nothing "
                 "can be crafted on them: leave them out"
             ) from error
-        claims_nothing = torch.zeros_like(logits).scatter_(1, state.y[:, None], 1)
-        return Step(replace(state, x_adv=after.x_adv, step=after.step), x_tried, claims_nothing)
+        claims_nothing = torch.zeros_like(climb.logits).scatter_(1, state.y[:, None], 1)
+        return Step(replace(state, **climb.state.tensors()), climb.x_tried, claims_nothing)
+
+    def done(self, state: TransferState) -> Tensor:
+        return self.attack.done(state)
 
     def _surrogate(self, which: Tensor) -> Model:
         """One model for lanes of several surrogates: each lane asks its own."""

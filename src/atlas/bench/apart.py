@@ -6,6 +6,7 @@ does not have. What is not ours is therefore measured in a new process, which do
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -26,20 +27,18 @@ def apart(make: Callable[..., Callable[..., Any]], *settings: Any) -> Iterator[C
     """What `make(*settings)` gives, made in a new process; a call waits for the answer.
 
     Both must be importable there, settings and answers plain. The process has as many threads as ours, and is
-    gone afterwards; it also goes where ours is killed.
+    gone afterwards; it also goes where ours is killed. Where it dies, the next call starts another.
     """
-    spawn = get_context("spawn")
-    here, there = spawn.Pipe()
-    process = spawn.Process(target=_serve, args=(there, torch.get_num_threads(), make, settings), daemon=True)
-    process.start()
-    there.close()
+    other: _Other | None = None
 
     def call(*question: Any) -> Any:
+        nonlocal other
+        other = other or _Other(make, settings)
         try:
-            here.send(question)
-            answer, error = here.recv()
+            answer, error = other.ask(question)
         except (EOFError, OSError) as ended:
-            raise ApartError(f"its process has ended, with code {process.exitcode}") from ended
+            code, other = other.end(), None
+            raise ApartError(f"its process has ended, with code {code}") from ended
         if error is not None:
             raise ApartError(error)
         return answer
@@ -47,13 +46,34 @@ def apart(make: Callable[..., Callable[..., Any]], *settings: Any) -> Iterator[C
     try:
         yield call
     finally:
-        here.close()
-        process.join(FAREWELL_SECONDS)
-        process.kill()
-        process.join()
+        if other:
+            other.end()
+
+
+class _Other:
+    def __init__(self, make: Callable[..., Any], settings: tuple[Any, ...]) -> None:
+        spawn = get_context("spawn")
+        self.questions, there = spawn.Pipe()
+        told = (there, torch.get_num_threads(), make, settings)
+        self.process = spawn.Process(target=_serve, args=told, daemon=True)
+        self.process.start()
+        there.close()
+
+    def ask(self, question: tuple[Any, ...]) -> Any:
+        self.questions.send(question)
+        return self.questions.recv()
+
+    def end(self) -> int | None:
+        """Its exit code."""
+        self.questions.close()
+        self.process.join(FAREWELL_SECONDS)
+        self.process.kill()
+        self.process.join()
+        return self.process.exitcode
 
 
 def _serve(questions: Connection, threads: int, make: Callable[..., Any], settings: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends ours, which ends this one
     torch.set_num_threads(threads)
     made: Any = None
     while True:

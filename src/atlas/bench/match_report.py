@@ -52,7 +52,7 @@ def match_rows(sides: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 def own_rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """Text under `OWN_HEADINGS`: our steps over one-step ADV's of the same repeat, each with the settings and
-    without. Empty where there are no settings, or no one-step ADV.
+    without. Empty where there are no settings, or no one-step ADV; who failed on the way is left out.
     """
     seconds = {(m["method"], s["who"]): np.array(s["seconds"]) for m in methods for s in m["sides"]}
     plain, ours = seconds.get((REFERENCE, PLAIN)), seconds.get((REFERENCE, OURS))
@@ -67,6 +67,7 @@ def own_rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
             ),
         )
         for label in (m["method"] for m in methods)
+        if len(seconds[label, PLAIN]) == len(seconds[label, OURS]) == len(plain) == len(ours)
     ]
 
 

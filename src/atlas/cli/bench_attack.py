@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Annotated, Any
@@ -156,7 +157,8 @@ def _measure(
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, (json.dumps(report, indent=1) + "\n").encode())
 
-        with bench.apart(bench.Peers, job) as theirs:
+        # A copy, because tensors that are sent move into memory that both processes share.
+        with bench.apart(bench.Peers, copy.deepcopy(job)) as theirs:
             bench.compete(job, contests, report["repeats"], theirs, before=before, after=after)
 
 

@@ -73,6 +73,7 @@ def peers(
         report["models"].append(
             _measured(name, batch, shape_of(name, shape), device, labels, repeats, chosen)
         )
+        write(report, json_file)
     console.print(bench.match_facts(report), highlight=False)
     for found in report["models"]:
         for each in found["methods"]:
@@ -81,7 +82,6 @@ def peers(
             console.print("", table_of(title, bench.MATCH_HEADINGS, rows, words=1))
         if own := bench.own_rows(found["methods"]):
             console.print("", table_of(found["model"], bench.OWN_HEADINGS, own))
-    write(report, json_file)
     put(bench.match_markdown(report), markdown_file, bench.markers("peers", part))
 
 

@@ -36,6 +36,7 @@ from atlas.config import override
 from atlas.errors import UsageError
 from atlas.reproduce import preset
 from atlas.training import RunConfig
+from atlas.training.run import checked_device
 
 PRESETS = tuple(f"mnist-quick-{name}-{steps}" for steps in (1, 20) for name in ("adv", "trades", "atlas"))
 MARKS = (0.5, 0.8, 0.9)
@@ -105,7 +106,7 @@ def time(
             progress.advance(task, runner.cost)
 
         race(runners, root=root, device=device, each=each)
-    report = race_report(runners, marks, bench.machine(device or "cpu"))
+    report = race_report(runners, marks, bench.machine(checked_device(device)))
     console.print(race_facts(report), highlight=False)
     console.print("", table_of("", race_headings(report), race_rows(report)))
     write(report, json_file)

@@ -53,7 +53,7 @@ SettingsOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="As in `atlas train`: float32, craft, bfloat16, or auto. Short for --set ..."),
+    typer.Option(help="As in `atlas train`: float32, craft, bfloat16, or auto; --set goes before it."),
 ]
 
 

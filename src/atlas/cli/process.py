@@ -7,8 +7,7 @@ import os
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """As in glibc's malloc.h."""
-KEEP = 2**31 - 1
-"""Bytes; the most that mallopt takes."""
+NEVER = -1
 THEIRS = (
     "GLIBC_TUNABLES",
     "LD_PRELOAD",
@@ -34,4 +33,4 @@ def keep_memory() -> bool:
     blocks again and again, and the system clears each page anew: see docs/speed.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, KEEP))
+    return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))

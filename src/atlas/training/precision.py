@@ -24,10 +24,16 @@ def lowered(
 
 
 def fastest(device: torch.device) -> dict[str, Any]:
-    """The settings of training that were measured to be fast and as accurate on such a device.
+    """The settings of training that were measured to be fast and as accurate on such a device, if any were.
 
-    Without arithmetic of its own for bfloat16 a processor is slower with it; GPUs were not measured.
+    GPUs were not measured, nor ARM.
     """
-    if device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if device.type == "cpu" and knows_bfloat16():
         return {"precision": "bfloat16", "channels_last": True}
-    return {"precision": "float32", "channels_last": False}
+    return {}
+
+
+def knows_bfloat16() -> bool:
+    """Whether the processor has arithmetic of its own for bfloat16: without it, it is slower than float32."""
+    # Not oneDNN's own answer, which is yes also where it would emulate it.
+    return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Fresh
+from atlas.attacks import FGSM, PGD, Fresh, lanes, pgd
+from atlas.attacks.forms import averaged
 from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, TOLERANCE, Linf, Threat
@@ -257,3 +258,83 @@ def test_as_a_function_it_returns_what_fools() -> None:
     assert 0 < fooled.sum() < COUNT
     assert (fooled | ~crafted).all(), "what one climb fools, all of them fool"
     assert attack(model, x[:0], y[:0], threat).shape == (0, 1, 4, 4)
+
+
+class Valley(nn.Module):
+    """One pixel each, and two logits whose difference, the loss's direction, turns round at c."""
+
+    def __init__(self, c: float) -> None:
+        super().__init__()
+        self.c, self.asked = c, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.asked += len(x)
+        height = 5 + (x.flatten(1) - self.c).abs()
+        return torch.cat([0 * height, -height], 1)
+
+
+@pytest.mark.parametrize("steps", [300, 301, 331])
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_a_climb_in_circles_ends_early_where_all_steps_would_have_ended(steps: int, restarts: int) -> None:
+    """By a loop of our own: around c by 2 points in turns, for ever, and nobody is fooled."""
+    c, eps, size = 0.5, 0.2, 0.03
+    x = torch.tensor([0.5, 0.52, 0.45, 0.9, 0.05], dtype=torch.float64).reshape(-1, 1, 1, 1)
+    y = torch.zeros(len(x), dtype=torch.int64)
+    model, rng = Valley(c), Rng.batch(len(x))
+    outcome = lanes.run(PGD(steps=steps, step_size=size, restarts=restarts), model, x, y, Linf(eps), rng)
+    assert outcome.robust.all()
+    start = rng.fold("restart", torch.full_like(y, restarts - 1))
+    point = Linf(eps).random_start(x, start)
+    for _ in range(steps):
+        up = (c - point).sign()
+        point = torch.maximum(torch.minimum(point + size * up, x + eps), x - eps).clamp(0, 1)
+    torch.testing.assert_close(outcome.x_adv, point, rtol=0, atol=1e-12)
+    assert model.asked < restarts * len(x) * 120, "and not all the steps were made"
+    assert (outcome.queries == restarts * (steps + 1)).all(), "those of the whole budget"
+
+
+def test_watching_changes_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network whose climbs end in circles of many lengths, and not all of them do."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
+    model = model.append(nn.Linear(64, 4)).double()
+    x, _ = images()
+    y = model(x).argmax(1)
+    asked = 0
+
+    def count(module: nn.Module, args: object, logits: Tensor) -> None:
+        nonlocal asked
+        asked += len(logits)
+
+    model.register_forward_hook(count)
+    attack, rng = PGD(steps=1000, step_size=0.01, restarts=2), Rng.batch(len(x))
+    found = []
+    for long in (pgd.LONG, 10**9):
+        monkeypatch.setattr(pgd, "LONG", long)
+        asked = 0
+        found.append((lanes.run(attack, model, x, y, Linf(0.08), rng), asked))
+    (watched, few), (whole, all_of_them) = found
+    assert few < 0.7 * all_of_them
+    assert 0 < whole.robust.sum() < len(x)
+    for name in ("attempt", "step", "queries"):
+        assert torch.equal(getattr(watched, name), getattr(whole, name)), name
+    torch.testing.assert_close(watched.x_adv, whole.x_adv, rtol=0, atol=1e-9)
+    torch.testing.assert_close(watched.margin, whole.margin, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("attack", "random", "watched"),
+    [
+        (PGD(steps=200), False, True),
+        (PGD(steps=99), False, False),
+        (PGD(steps=200, decay=True), False, False),
+        (PGD(steps=200), True, False),
+    ],
+)
+def test_only_long_climbs_of_even_steps_on_a_steady_model_are_watched(
+    attack: PGD, random: bool, watched: bool
+) -> None:
+    x, y = images()
+    model = averaged(net(), 2) if random else net()
+    state = attack.start(model, fresh(x, y, Rng.batch(len(x))), Linf(0.1))
+    assert (state.mark is not None) == (state.end is not None) == watched

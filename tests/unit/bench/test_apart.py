@@ -44,8 +44,9 @@ def test_it_lives_elsewhere_and_remembers() -> None:
     assert not Path(f"/proc/{first['pid']}").exists()
 
 
-def test_one_that_dies_is_told_of_every_time() -> None:
+def test_one_that_dies_is_told_of_and_another_takes_its_place() -> None:
     with apart(made, 7) as ask:
         for _ in range(2):
-            with pytest.raises(ApartError, match="its process has ended"):
+            assert ask("a")["seen"] == ["a"]
+            with pytest.raises(ApartError, match="its process has ended, with code 3"):
                 ask("die")

@@ -16,9 +16,7 @@ from atlas.bench.race_report import race_markdown
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "speed.md"
 WRITERS: dict[tuple[str, str], Callable[[Mapping[str, Any]], str]] = {
-    ("step", "auto"): bench.markdown,
     ("step", "wrn-28-8"): bench.markdown,
-    ("step", "wrn-28-8 auto"): bench.markdown,
     ("peers", "cnn"): bench.match_markdown,
     ("peers", "wrn-28-8"): bench.match_markdown,
     ("growth", ""): growth_markdown,

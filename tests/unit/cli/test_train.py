@@ -6,11 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from atlas import cli
 from atlas.reproduce import preset
-from atlas.training.precision import fastest
 
 
 def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -53,21 +51,14 @@ def test_train_writes_a_run(
 
 def test_auto_writes_down_what_it_means_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    words = (
-        "train",
-        "mnist-small-adv-1",
-        *QUICK,
-        "--precision",
-        "auto",
-        "--device",
-        "cpu",
-        "--out",
-        str(out),
-    )
-    assert atlas(monkeypatch, *words) == 0
+    monkeypatch.setattr("atlas.training.precision.knows_bfloat16", lambda: True)
+    own = ("--set", "training.precision=float32", "--device", "cpu", "--out", str(out))
+    assert atlas(monkeypatch, "train", "mnist-small-adv-1", *QUICK, "--precision", "auto", *own) == 0
     training = json.loads((out / "config.json").read_text())["config"]["training"]
-    wanted = {k: v for k, v in fastest(torch.device("cpu")).items() if v not in ("float32", False)}
-    assert {k: v for k, v in training.items() if k in ("precision", "channels_last")} == wanted
+    assert training["channels_last"] is True
+    assert "precision" not in training, "what --set says goes before it"
+    monkeypatch.setattr("atlas.training.precision.knows_bfloat16", lambda: False)
+    assert atlas(monkeypatch, "train", "--resume", str(out), "--precision", "auto") == 0, "it is what it was"
 
 
 @pytest.mark.parametrize(
