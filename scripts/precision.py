@@ -16,6 +16,7 @@ from typing import Any
 from scipy import stats
 
 from atlas import data
+from atlas.disk import write_atomic
 from atlas.evaluation import evaluate
 from atlas.reproduce.workspace import commit
 from atlas.training import load_config, load_model
@@ -38,7 +39,7 @@ def run(folder: Path) -> None:
             what = [f"mnist-quick-{method}", "--seed", str(seed), *SETTINGS[name], "--out", str(out)]
         subprocess.run([sys.executable, "-m", "atlas", "train", *what], check=True)
         records.append({"method": method, "seed": seed, "settings": name, **scores(out)})
-        RESULTS.write_text(json.dumps({"commit": commit(), "n": N, "runs": records}, indent=1) + "\n")
+    write_atomic(RESULTS, (json.dumps({"n": N, "runs": records}, indent=1) + "\n").encode())
 
 
 def scores(out: Path) -> dict[str, Any]:
@@ -49,7 +50,8 @@ def scores(out: Path) -> dict[str, Any]:
         test = data.load(config.data, train=False)
         report = evaluate(load_model(out), test, config.threat, suite="quick", n=N, progress=False)
         right = {name: score.right for name, score in report.scores.items()}
-        kept.write_text(json.dumps({"hash": json.loads((out / "config.json").read_text())["hash"], **right}))
+        about = {"hash": json.loads((out / "config.json").read_text())["hash"], "commit": commit()}
+        write_atomic(kept, json.dumps(about | right).encode())
     return dict(json.loads(kept.read_text()))
 
 
@@ -69,14 +71,13 @@ def table() -> str:
         means = [f"{sum(v) / len(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in rates.values()]
         lines.append(f"| {method} | {attack} | " + " | ".join(means) + f" | {difference(*rates.values())} |")
     seeds = len({r["seed"] for r in found["runs"]})
-    return "\n".join(
-        [*lines, "", f"n = {found['n']}, {seeds} seeds, trained and attacked at {found['commit'][:7]}."]
-    )
+    at = ", ".join(sorted({str(r["commit"])[:7] for r in found["runs"]}))
+    return "\n".join([*lines, "", f"n = {found['n']}, {seeds} seeds, at {at}."])
 
 
 def difference(one: list[float], other: list[float]) -> str:
-    """Of the means, with Welch's 95% interval."""
-    interval = stats.ttest_ind(other, one, equal_var=False).confidence_interval()
+    """Of the means, with Student's 95% interval of the seeds' own differences: both start alike."""
+    interval = stats.ttest_rel(other, one).confidence_interval()
     mean = sum(other) / len(other) - sum(one) / len(one)
     return f"{mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
 
