@@ -85,6 +85,8 @@ def scale(
     if markdown_file is not None:
         bench.check_markers(markdown_file, *SCALE_MARKERS)
     if not started():
+        for name in model or MODELS:
+            models.build(name, CLASSES, shape_of(name, shape), device="meta")  # a wrong one is refused here
         raise typer.Exit(launch(sys.argv[1:], processes))
     report: dict[str, Any] = {"machine": bench.machine(), "batch": batch, "repeats": repeats}
     report |= {"processes": of, "threads": threads}
