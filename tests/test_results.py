@@ -66,6 +66,11 @@ def test_the_tables_of_mnist(data_set: str) -> None:
     assert shown == script("mnist_results").table(data_set)
 
 
+def test_what_bfloat16_costs() -> None:
+    shown = between("docs/speed.md", "<!-- begin: precision -->", "<!-- end: precision -->")
+    assert shown == script("precision").table()
+
+
 @pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
 def test_the_tables_of_attacks(kind: str) -> None:
     shown = between("docs/attacks.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
