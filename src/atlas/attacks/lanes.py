@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -258,7 +258,9 @@ class Engine:
         own = {name: value.to(self.x.device) for name, value in own.items()}
         state = {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
         like = self._new(own["example"][:1], own["attempt"][:1]).state
-        return Lanes(own["example"], own["attempt"], own["live"], replace(like, **state))
+        # What an older version did not keep is not there.
+        kept: dict[str, Any] = dict.fromkeys(like.tensors()) | state
+        return Lanes(own["example"], own["attempt"], own["live"], replace(like, **kept))
 
 
 def _where(mask: Tensor) -> Tensor:

@@ -338,3 +338,23 @@ def test_only_long_climbs_of_even_steps_on_a_steady_model_are_watched(
     model = averaged(net(), 2) if random else net()
     state = attack.start(model, fresh(x, y, Rng.batch(len(x))), Linf(0.1))
     assert (state.mark is not None) == (state.end is not None) == watched
+
+
+def test_a_state_of_a_version_that_did_not_watch_goes_on_unwatched() -> None:
+    model, (x, y) = net(), images()
+    engines = [
+        lanes.Engine(PGD(steps=120), model, x, y, Linf(0.05), Rng.batch(len(x)), batch_size=8)
+        for _ in range(2)
+    ]
+    for _ in range(40):
+        engines[0].step()
+    older = {k: v for k, v in engines[0].snapshot().items() if not k.endswith((".mark", ".end"))}
+    engines[1].restore(older)
+    assert engines[1].lanes is not None
+    assert engines[1].lanes.state.tensors().keys() == {"x", "y", "x_adv", "step"}
+    for engine in engines:
+        while not engine.finished:
+            engine.step()
+    here, there = (engine.outcome() for engine in engines)
+    assert torch.equal(here.attempt, there.attempt)
+    torch.testing.assert_close(here.x_adv, there.x_adv, rtol=0, atol=1e-9)
