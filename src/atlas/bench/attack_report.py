@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atlas.bench.attack import NOT_INSTALLED, OURS, Contest, Entry
-from atlas.bench.report import facts, quartiles, ratio
+from atlas.bench.report import facts, over, ratio
 
 ATTACK_HEADINGS = ("who", "seconds", f"time / {OURS}", "robust %", "how")
 LONGEST_NOTE = 46
@@ -38,13 +38,11 @@ def _seconds_of_ours(contest: Contest) -> list[float]:
 
 
 def _record(entry: Entry, ours: Sequence[float], n: int) -> dict[str, Any]:
-    both = min(len(entry.seconds), len(ours))
-    ratios = np.array(entry.seconds[:both]) / np.array(ours[:both])
     return {
         "who": entry.name,
         "how": entry.note,
         "seconds": entry.seconds,
-        "over_ours": quartiles(ratios) if both else None,
+        "over_ours": over(entry.seconds, ours),
         "robust": [100 * count / n for count in entry.robust],
         "outside": entry.outside,
         "error": entry.error,

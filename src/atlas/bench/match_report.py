@@ -10,7 +10,7 @@ import numpy as np
 from atlas.bench.attack import NOT_INSTALLED, OURS
 from atlas.bench.cases import REFERENCE
 from atlas.bench.matches import PLAIN, Match, Side
-from atlas.bench.report import facts, grid, model_heading, quartiles, ratio
+from atlas.bench.report import facts, grid, model_heading, over, quartiles, ratio
 
 MATCH_HEADINGS = ("who", "ms a step", f"time / {OURS}", "note")
 OWN_HEADINGS = (f"step / {REFERENCE}", "both plain", f"{OURS} / plain", f"both {OURS}")
@@ -26,13 +26,11 @@ def match_summary(matches: Sequence[Match]) -> list[dict[str, Any]]:
 
 
 def _record(side: Side, ours: Sequence[float]) -> dict[str, Any]:
-    both = min(len(side.seconds), len(ours))
-    ratios = np.array(side.seconds[:both]) / np.array(ours[:both])
     return {
         "who": side.name,
         "note": side.note,
         "seconds": side.seconds,
-        "over_ours": quartiles(ratios) if both else None,
+        "over_ours": over(side.seconds, ours),
         "error": side.error,
     }
 

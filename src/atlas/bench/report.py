@@ -56,6 +56,12 @@ def quartiles(values: np.ndarray[Any, Any]) -> list[float]:
     return [float(q) for q in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
+def over(seconds: Sequence[float], others: Sequence[float]) -> list[float] | None:
+    """Quartiles of the ratios of the same repeats, as far as both have them; None where there is none."""
+    both = min(len(seconds), len(others))
+    return quartiles(np.array(seconds[:both]) / np.array(others[:both])) if both else None
+
+
 def rows(methods: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
     """A summary as text under `HEADINGS`: medians, with the quartiles of the ratios in brackets."""
     return [
