@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import multiprocessing
 import os
 import random
@@ -30,6 +31,7 @@ import torch
 import atlas
 from atlas.attacks import PGD
 from atlas.methods import Atlas
+from atlas.reproduce.workspace import commit
 from atlas.training import Schedule, Training, Validation
 
 MODEL = """
@@ -220,14 +222,17 @@ class Soak:
     def growth(self) -> int:
         return max(self.memory[-1] - self.memory[min(WARM_UP, len(self.memory)) - 1], 0)
 
-    def summary(self, minutes: float) -> str:
-        kinds = ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items()))
-        return (
-            f"minutes: {minutes:.1f}\nrounds compared: {self.compared}\n"
-            f"faults injected: {sum(self.faults.values())} ({kinds})\nruns resumed: {self.resumed}\n"
-            f"bits differing: {self.bits}\n"
-            f"memory: {self.memory[-1] >> 20} MB, {self.growth >> 20} MB more than after the warm-up"
-        )
+    def record(self, minutes: float) -> dict[str, object]:
+        return {
+            "minutes": round(minutes, 1),
+            "rounds compared": self.compared,
+            "faults injected": sum(self.faults.values()),
+            "of these": dict(sorted(self.faults.items())),
+            "runs resumed": self.resumed,
+            "bits differing": self.bits,
+            "memory in MB": self.memory[-1] >> 20,
+            "MB more than after the warm-up": self.growth >> 20,
+        }
 
 
 def differing(a: bytes, b: bytes) -> int:
@@ -249,6 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="keep the counts in this file too")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     began = time.monotonic()
@@ -258,7 +264,11 @@ def main() -> None:
         while not soak.compared or time.monotonic() - began < 60 * arguments.minutes:
             soak.round(soak.compared)
             print(f"{(time.monotonic() - began) / 60:.1f} minutes: {dict(soak.faults)}", flush=True)
-    print(soak.summary((time.monotonic() - began) / 60))
+    record = soak.record((time.monotonic() - began) / 60)
+    print("\n".join(f"{name}: {value}" for name, value in record.items()))
+    if arguments.json:
+        about = {"commit": commit(), "seed": arguments.seed}
+        arguments.json.write_text(json.dumps(about | record, indent=1) + "\n")
     sys.exit(1 if soak.bits or soak.growth > GROWTH else 0)
 
 
