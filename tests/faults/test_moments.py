@@ -106,6 +106,7 @@ def killed(
         died += process.returncode == -9
     (task / "kill.json").unlink()
     runs.finish(runs.start(task, *command()))
+    print(f"killed and started again: {died}")
     return died
 
 

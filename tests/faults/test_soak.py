@@ -12,19 +12,15 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "soak.py"
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("minutes", "faults"),
-    [pytest.param(0.5, 4, id="short"), pytest.param(5.0, 20, id="long", marks=pytest.mark.slow)],
-)
-def test_nothing_is_lost(minutes: float, faults: int) -> None:
-    command = [sys.executable, str(SCRIPT), "--minutes", str(minutes)]
+@pytest.mark.timeout(1200)
+def test_nothing_is_lost() -> None:
+    command = [sys.executable, str(SCRIPT), "--minutes", "5"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     counts = {name: int(n) for name, n in re.findall(r"^([a-z ]+): (\d+)", ended.stdout, re.MULTILINE)}
     assert counts["bits differing"] == 0
-    assert counts["faults injected"] >= faults
-    assert counts["runs resumed"] >= faults // 2
+    assert counts["faults injected"] >= 20
+    assert counts["runs resumed"] >= 10
     assert counts["rounds compared"] >= 1
 
 

@@ -106,6 +106,7 @@ def fuzz(inputs: st.SearchStrategy[T], check: Callable[[T], object], count: int)
 
             each()
     assert done >= count
+    print(f"inputs fuzzed: {done}")
 
 
 class TooLong(BaseException):
