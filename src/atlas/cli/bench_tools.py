@@ -53,7 +53,9 @@ SettingsOption = Annotated[
 ]
 PrecisionOption = Annotated[
     str | None,
-    typer.Option(help="As in `atlas train`: float32, craft, bfloat16, or auto; --set goes before it."),
+    typer.Option(
+        help="As in `atlas train`: float32, craft, bfloat16, bfloat16-all or auto; --set goes before it."
+    ),
 ]
 
 

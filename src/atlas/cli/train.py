@@ -49,9 +49,9 @@ def train(
     precision: Annotated[
         str | None,
         typer.Option(
-            help="float32, craft (adversaries in bfloat16), bfloat16 (the loss too): short for --set "
-            "training.precision=... Or auto: the precision and the order of memory that were measured to be "
-            "fast and, on MNIST, as accurate on such a device; --set goes before it."
+            help="float32, craft (adversaries in bfloat16), bfloat16 (the loss too), bfloat16-all (its "
+            "Jacobian too): short for --set training.precision=... Or auto: what was measured to be fast "
+            "and, on MNIST, as accurate on such a device; --set goes before it."
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,

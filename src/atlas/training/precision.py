@@ -6,11 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 
-Precision = Literal["float32", "craft", "bfloat16"]
-"""Which passes are in bfloat16: none; those that make adversaries; those of the loss too.
+from atlas.attacks import Model
 
-The squared Jacobian is in float32 in any case, and so are the steps and projections of an attack.
+Precision = Literal["float32", "craft", "bfloat16", "bfloat16-all"]
+"""Which passes are in bfloat16: none; those that make adversaries; those of the loss too; also those of its
+squared Jacobian, which the others leave in float32.
+
+Losses and the steps and projections of an attack are in float32 in any case.
 """
 
 
@@ -18,9 +22,21 @@ def lowered(
     precision: Precision, part: Literal["craft", "terms"], device: torch.device
 ) -> AbstractContextManager[Any]:
     """The arithmetic in which to make this part of a step, to be entered."""
-    if precision == "bfloat16" or precision == part:
+    if precision in ("bfloat16", "bfloat16-all", part):
         return torch.autocast(device.type, torch.bfloat16)
     return nullcontext()
+
+
+def lowered_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
+    """The model as the terms of a loss get it: the squared Jacobian leaves autocast, this enters it again."""
+    if precision != "bfloat16-all":
+        return model
+
+    def answer(x: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            return model(x).float()
+
+    return answer
 
 
 def fastest(device: torch.device) -> dict[str, Any]:
@@ -29,7 +45,7 @@ def fastest(device: torch.device) -> dict[str, Any]:
     GPUs were not measured, nor ARM.
     """
     if device.type == "cpu" and knows_bfloat16():
-        return {"precision": "bfloat16", "channels_last": True}
+        return {"precision": "bfloat16-all", "channels_last": True}
     return {}
 
 

@@ -26,7 +26,7 @@ from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
-from atlas.training.precision import lowered
+from atlas.training.precision import lowered, lowered_model
 from atlas.training.progress import Progress
 from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
@@ -64,6 +64,7 @@ class Trainer:
         self.schedule = training.schedule
         self.learner = Learner(model, training, ranks)
         self.lowered = partial(lowered, training.precision, device=self.learner.device)
+        self.answer = lowered_model(training.precision, self.learner.model, self.learner.device)
         self.num_batches = num_batches(len(images), training.batch_size)
         self.at = Progress()
         self.began = time.monotonic()
@@ -136,7 +137,7 @@ class Trainer:
             x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
         model.train()
         with self.lowered("terms"):
-            losses, logits = method.terms(model, x, x_adv, y, rng.fold("terms"))
+            losses, logits = method.terms(self.answer, x, x_adv, y, rng.fold("terms"))
         loss = method.weigh(losses, ramp)
         gradient = self.learner.backward(loss, share.weight)
         accuracy = {self.accuracy: (logits.argmax(1) == y).float()}

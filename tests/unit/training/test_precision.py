@@ -59,6 +59,8 @@ def run(method: Method = Adv(), model: nn.Module | None = None, **changes: objec
         # The pass that the Jacobian is taken of, and its cross-entropy with it, stays in float32.
         (Atlas(alpha=0.1, beta=1.0), "craft", {BF16}, [F32, F32]),
         (Atlas(alpha=0.1, beta=1.0), "bfloat16", {BF16}, [F32, BF16]),
+        (Atlas(alpha=0.1, beta=1.0), "bfloat16-all", {BF16}, [BF16, BF16]),
+        (Adv(), "bfloat16-all", {BF16}, [BF16]),
     ],
 )
 def test_the_dtype_of_each_pass(
@@ -75,7 +77,7 @@ def test_the_dtype_of_each_pass(
     assert all(p.dtype == F32 for p in model.parameters())
 
 
-@pytest.mark.parametrize("arithmetic", ["craft", "bfloat16"])
+@pytest.mark.parametrize("arithmetic", ["craft", "bfloat16", "bfloat16-all"])
 @pytest.mark.parametrize("method", [Adv(), Trades(beta=1.0), Atlas(alpha=0.1, beta=1.0)])
 def test_the_losses_are_those_of_float32_up_to_rounding(method: Method, arithmetic: str) -> None:
     exact, rounded = run(method).epochs, run(method, precision=arithmetic).epochs
