@@ -74,7 +74,9 @@ def table() -> str:
                 for which in ("float32", name)
             ]
             means = [f"{sum(v) / len(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in both]
-            lines.append(f"| {method} | {name} | {attack} | " + " | ".join([*means, difference(*both)]) + " |")
+            lines.append(
+                f"| {method} | {name} | {attack} | " + " | ".join([*means, difference(*both)]) + " |"
+            )
     seeds = len({r["seed"] for r in found["runs"]})
     at = ", ".join(sorted({str(r["commit"])[:7] for r in found["runs"]}))
     return "\n".join([*lines, "", f"n = {found['n']}, {seeds} seeds, at {at}."])
