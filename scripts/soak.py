@@ -10,6 +10,7 @@ verdicts are compared bit by bit with those of undisturbed processes. Exit code 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import json
 import multiprocessing
@@ -68,6 +69,8 @@ STATE, PREVIOUS = "state.safetensors", "state.previous.safetensors"
 WARM_UP = 3
 """Rounds after which memory has to stay as it is."""
 GROWTH = 32 << 20
+PATIENCE = 600
+"""Seconds for what takes one or two on a machine with nothing else to do."""
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["atlas.cli.app"])
@@ -80,6 +83,7 @@ def command(folder: Path, arguments: tuple[str, ...]) -> None:
     with (folder / "output.txt").open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
+    faulthandler.enable()
     torch.set_num_threads(1)
     os.chdir(folder)
     sys.argv = ["atlas", *arguments]
@@ -118,8 +122,16 @@ class Soak:
         words = ("evaluate", run, "--suite", "suite.toml", "--batch-size", "64", "--save-seconds", "0.05")
         return (*words, "--out", f"{run}/verdicts")
 
+    def wait_for_end(self, process: BaseProcess) -> None:
+        """Who does not end at all is made to say where it is."""
+        process.join(PATIENCE)
+        if process.is_alive():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGABRT)
+            process.join()
+
     def finish(self, process: BaseProcess) -> None:
-        process.join(600)
+        self.wait_for_end(process)
         if process.exitcode != 0:
             raise SystemExit(f"ended with {process.exitcode}: {(self.folder / 'output.txt').read_text()}")
 
@@ -166,7 +178,7 @@ class Soak:
             os.kill(process.pid, signal.SIGCONT)
             process.join(self.chance.uniform(0, 0.3))
             process.kill()
-        process.join(60)
+        self.wait_for_end(process)
         # Before its own handlers are there, a process dies of a signal as any does.
         fine = {0, 128 + fault, -fault, -signal.SIGKILL}
         said = (self.folder / "output.txt").read_text()
