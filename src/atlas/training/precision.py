@@ -34,7 +34,8 @@ def lowered_model(precision: Precision, model: nn.Module, device: torch.device) 
 
     def answer(x: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
-            return model(x).float()
+            logits: Tensor = model(x)
+        return logits.float()
 
     return answer
 
