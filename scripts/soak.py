@@ -161,7 +161,7 @@ class Soak:
         """Until some moment: of the start, or more often after the work has gone on."""
         if self.chance.random() < 0.8:
             size = sign.stat().st_size if sign.exists() else 0
-            deadline = time.monotonic() + 5
+            deadline = time.monotonic() + PATIENCE
             while process.is_alive() and time.monotonic() < deadline:
                 if sign.exists() and sign.stat().st_size > size:
                     break
