@@ -114,7 +114,8 @@ def logits_and_squared_jacobian(
 ) -> tuple[Tensor, Tensor]:
     """f(x) and ||J(x)||_F^2 from one forward pass, in full precision even under autocast.
 
-    In half precision the second derivatives that train this term are lost in rounding.
+    Rounding weighs most on the second derivatives that train this term. Who wants them rounded all the same
+    gives a model that enters autocast itself.
     """
     x = x.detach().requires_grad_()
     with torch.autocast(x.device.type, enabled=False):

@@ -13,8 +13,10 @@ import atlas
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
 from atlas.methods import Adv, Atlas, Method, Trades
+from atlas.objectives import logits_and_squared_jacobian
+from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
-from atlas.training.precision import Precision, fastest, lowered
+from atlas.training.precision import Precision, fastest, lowered, lowered_model
 from atlas.training.settings import REGISTRIES
 
 THREAT = atlas.Linf(0.1)
@@ -83,6 +85,30 @@ def test_the_losses_are_those_of_float32_up_to_rounding(method: Method, arithmet
     exact, rounded = run(method).epochs, run(method, precision=arithmetic).epochs
     assert rounded[0]["loss"] == pytest.approx(exact[0]["loss"], rel=0.02)
     assert rounded[0]["loss"] != exact[0]["loss"]
+
+
+@pytest.mark.parametrize("name", ["cnn-small", "wrn-10-1"])
+def test_a_rounded_jacobian_pulls_the_weights_the_same_way(name: str) -> None:
+    """Their gradient turns far less by rounding than by another batch."""
+    torch.manual_seed(0)
+    model = atlas.models.build(name, 10, (3, 32, 32))
+    weights = [p for p in model.parameters() if p.requires_grad]
+    x = torch.rand(2, 32, 3, 32, 32)
+
+    def pull(arithmetic: Precision, x: Tensor) -> Tensor:
+        device = torch.device("cpu")
+        with lowered(arithmetic, "terms", device):
+            answer = lowered_model(arithmetic, model, device)
+            _, jacobian = logits_and_squared_jacobian(answer, x, Rng.lanes(0, torch.arange(len(x))))
+        gradients = torch.autograd.grad(jacobian.mean(), weights, materialize_grads=True)
+        return torch.cat([gradient.flatten() for gradient in gradients])
+
+    exact, rounded, other = pull("float32", x[0]), pull("bfloat16-all", x[0]), pull("float32", x[1])
+    assert not torch.equal(exact, rounded)
+    assert torch.equal(exact, pull("bfloat16", x[0]))
+    turned = 1 - torch.cosine_similarity(exact, rounded, 0)
+    assert turned < 0.03
+    assert turned < (1 - torch.cosine_similarity(exact, other, 0)) / 5
 
 
 def test_a_divergence_of_rounded_answers_is_itself_not_rounded() -> None:

@@ -1,0 +1,80 @@
+"""How many faults were injected, inputs fuzzed and runs resumed, and how many bits differ.
+
+python -m pytest -m slow --timeout 7200 --junitxml=SLOW.xml -o junit_logging=system-out tests/f*
+python scripts/soak.py --minutes 120 --json SOAK.json
+python scripts/reliability.py keep SLOW.xml SOAK.json     # writes results/reliability.json
+python scripts/reliability.py write                       # puts the table into docs/reliability.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from xml.etree import ElementTree
+
+from atlas.bench.report import put_between_markers
+from atlas.disk import write_atomic
+from atlas.reproduce.workspace import commit
+
+ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
+MARKERS = ("<!-- begin: counts -->", "<!-- end: counts -->")
+KINDS = {"test_config": "configurations", "test_data": "data files", "test_checkpoint": "weights and states"}
+
+
+def keep(slow: Path, soak: Path) -> None:
+    """Refused where a test failed: then there is nothing to be counted."""
+    suite = ElementTree.parse(slow).getroot().find("testsuite")
+    if suite is None or int(suite.attrib["failures"]) + int(suite.attrib["errors"]):
+        raise SystemExit(f"{slow}: not all tests passed")
+    fuzzed: Counter[str] = Counter()
+    killed = 0
+    for test in suite.iter("testcase"):
+        said = test.findtext("system-out") or ""
+        module = test.attrib["classname"].split(".")[-1]
+        fuzzed[KINDS.get(module, module)] += said_number(said, "inputs fuzzed")
+        killed += said_number(said, "killed and started again")
+    found = {
+        "commit": commit(),
+        "tests": int(suite.attrib["tests"]),
+        "fuzzed": {kind: count for kind, count in fuzzed.items() if count},
+        "killed at chosen moments": killed,
+        "soak": json.loads(soak.read_text()),
+    }
+    write_atomic(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def said_number(text: str, what: str) -> int:
+    return sum(int(n) for n in re.findall(rf"^{what}: (\d+)$", text, re.MULTILINE))
+
+
+def table() -> str:
+    found = json.loads(RESULTS.read_text())
+    soak, killed = found["soak"], found["killed at chosen moments"]
+    kinds = ", ".join(f"{kind} {count}" for kind, count in soak["of these"].items())
+    rows = {f"inputs fuzzed: {kind}": f"{count:,}" for kind, count in found["fuzzed"].items()}
+    rows |= {
+        "faults injected": f"{killed + soak['faults injected']:,}: {killed} at chosen moments, by the tests; "
+        f"{soak['faults injected']} in the soak ({kinds})",
+        "runs resumed": f"{killed + soak['runs resumed']:,}",
+        "runs and evaluations of the soak that were compared": f"{soak['rounds compared']:,} of each, "
+        f"in {soak['minutes']:.0f} minutes",
+        "bits differing": f"{soak['bits differing']}",
+        "memory of the soak": f"{soak['memory in MB']} MB at its end, "
+        f"{soak['MB more than after the warm-up']} MB more than after the warm-up",
+    }
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return "\n".join(["| what | how many |", "|---|---|", *lines])
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["keep", slow, soak]:
+            keep(Path(slow), Path(soak))
+        case ["write"]:
+            put_between_markers(PAGE, table(), *MARKERS)
+        case _:
+            sys.exit(__doc__)
