@@ -87,6 +87,12 @@ def test_the_losses_are_those_of_float32_up_to_rounding(method: Method, arithmet
     assert rounded[0]["loss"] != exact[0]["loss"]
 
 
+def test_without_a_jacobian_there_is_no_more_to_round() -> None:
+    one, other = run(precision="bfloat16"), run(precision="bfloat16-all")
+    assert one.epochs == other.epochs
+    assert all(map(torch.equal, one.model.parameters(), other.model.parameters()))
+
+
 @pytest.mark.parametrize("name", ["cnn-small", "wrn-10-1"])
 def test_a_rounded_jacobian_pulls_the_weights_the_same_way(name: str) -> None:
     """Their gradient turns far less by rounding than by another batch."""
