@@ -208,5 +208,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], where: str = "
         if isinstance(a, dict) and isinstance(b, dict):
             found += differences(a, b, _path(where, key))
         elif a != b:
-            found.append(f"{_path(where, key)}: {a!r} -> {b!r}")
+            before, now = (repr(table[key]) if key in table else "unset" for table in (one, other))
+            found.append(f"{_path(where, key)}: {before} -> {now}")
     return found

@@ -218,7 +218,7 @@ def test_differences_are_named_with_both_values() -> None:
     one = {"a": {"b": 1, "c": 2}, "d": [1]}
     assert differences(one, copy.deepcopy(one)) == []
     assert differences(one, {"a": {"b": 5, "c": 2}, "e": 1}) == [
-        *("a.b: 1 -> 5", "d: [1] -> None", "e: None -> 1")
+        *("a.b: 1 -> 5", "d: [1] -> unset", "e: unset -> 1")
     ]
 
 
