@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -171,13 +172,14 @@ class Soak:
     def strike(self, process: BaseProcess) -> None:
         fault = self.chance.choice(FAULTS)
         assert process.pid is not None
-        os.kill(process.pid, fault)
-        self.faults[fault.name] += 1
-        if fault == signal.SIGSTOP:
-            time.sleep(0.2)
-            os.kill(process.pid, signal.SIGCONT)
-            process.join(self.chance.uniform(0, 0.3))
-            process.kill()
+        with suppress(ProcessLookupError):  # it may have come to its end meanwhile
+            os.kill(process.pid, fault)
+            self.faults[fault.name] += 1
+            if fault == signal.SIGSTOP:
+                time.sleep(0.2)
+                os.kill(process.pid, signal.SIGCONT)
+                process.join(self.chance.uniform(0, 0.3))
+                process.kill()
         self.wait_for_end(process)
         # Before its own handlers are there, a process dies of a signal as any does.
         fine = {0, 128 + fault, -fault, -signal.SIGKILL}
