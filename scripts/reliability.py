@@ -2,8 +2,8 @@
 
 python -m pytest -m slow --timeout 7200 --junitxml=SLOW.xml -o junit_logging=system-out tests/f*
 python scripts/soak.py --minutes 120 --json SOAK.json
-python scripts/reliability.py keep SLOW.xml SOAK.json     # writes results/reliability.json
-python scripts/reliability.py write                       # puts the table into docs/reliability.md
+python scripts/reliability.py keep SLOW.xml SOAK.json ...     # writes results/reliability.json
+python scripts/reliability.py write                           # puts the table into docs/reliability.md
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MARKERS = ("<!-- begin: counts -->", "<!-- end: counts -->")
 KINDS = {"test_config": "configurations", "test_data": "data files", "test_checkpoint": "weights and states"}
 
 
-def keep(slow: Path, soak: Path) -> None:
+def keep(slow: Path, soaks: list[Path]) -> None:
     """Refused where a test failed: then there is nothing to be counted."""
     suite = ElementTree.parse(slow).getroot().find("testsuite")
     if suite is None or int(suite.attrib["failures"]) + int(suite.attrib["errors"]):
@@ -42,7 +42,7 @@ def keep(slow: Path, soak: Path) -> None:
         "tests": int(suite.attrib["tests"]),
         "fuzzed": {kind: count for kind, count in fuzzed.items() if count},
         "killed at chosen moments": killed,
-        "soak": json.loads(soak.read_text()),
+        "soaks": [json.loads(soak.read_text()) for soak in soaks],
     }
     write_atomic(RESULTS, (json.dumps(found, indent=1) + "\n").encode())
 
@@ -53,18 +53,27 @@ def said_number(text: str, what: str) -> int:
 
 def table() -> str:
     found = json.loads(RESULTS.read_text())
-    soak, killed = found["soak"], found["killed at chosen moments"]
-    kinds = ", ".join(f"{kind} {count}" for kind, count in soak["of these"].items())
+    soaks, killed = found["soaks"], found["killed at chosen moments"]
+    faults: Counter[str] = Counter()
+    for soak in soaks:
+        faults.update(soak["of these"])
+
+    def total(what: str) -> int:
+        return sum(soak[what] for soak in soaks)
+
+    kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(faults.items()))
     rows = {f"inputs fuzzed: {kind}": f"{count:,}" for kind, count in found["fuzzed"].items()}
     rows |= {
-        "faults injected": f"{killed + soak['faults injected']:,}: {killed} at chosen moments, by the tests; "
-        f"{soak['faults injected']} in the soak ({kinds})",
-        "runs resumed": f"{killed + soak['runs resumed']:,}",
-        "runs and evaluations of the soak that were compared": f"{soak['rounds compared']:,} of each, "
-        f"in {soak['minutes']:.0f} minutes",
-        "bits differing": f"{soak['bits differing']}",
-        "memory of the soak": f"{soak['memory in MB']} MB at its end, "
-        f"{soak['MB more than after the warm-up']} MB more than after the warm-up",
+        "faults injected": f"{killed + total('faults injected'):,}: {killed} kills at chosen moments, by the "
+        f"tests; {total('faults injected'):,} in soaks ({kinds})",
+        "runs resumed": f"{killed + total('runs resumed'):,}",
+        "soaks": ", ".join(f"{soak['minutes']:.0f} minutes with seed {soak['seed']}" for soak in soaks),
+        "trainings and evaluations of the soaks, compared": f"{total('rounds compared'):,} of each",
+        "bits differing": str(total("bits differing")),
+        "memory at a soak's end": ", ".join(
+            f"{soak['memory in MB']} MB, {soak['MB more than after the warm-up']} MB more than when warm"
+            for soak in soaks
+        ),
     }
     lines = [f"| {name} | {value} |" for name, value in rows.items()]
     return "\n".join(["| what | how many |", "|---|---|", *lines])
@@ -72,8 +81,8 @@ def table() -> str:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["keep", slow, soak]:
-            keep(Path(slow), Path(soak))
+        case ["keep", slow, *soaks] if soaks:
+            keep(Path(slow), list(map(Path, soaks)))
         case ["write"]:
             put_between_markers(PAGE, table(), *MARKERS)
         case _:
