@@ -71,6 +71,12 @@ def test_what_bfloat16_costs() -> None:
     assert shown == script("precision").table()
 
 
+def test_what_each_lever_pays() -> None:
+    assert (
+        between("docs/speed.md", "<!-- begin: levers -->", "<!-- end: levers -->") == script("levers").table()
+    )
+
+
 @pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
 def test_the_tables_of_attacks(kind: str) -> None:
     shown = between("docs/attacks.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
