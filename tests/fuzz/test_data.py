@@ -121,6 +121,12 @@ def test_a_reader(tmp_path: Path, name: str, count: int) -> None:
     assert 0 < good[0] < count, "all came through, or nothing"
 
 
+def test_a_picture_that_makes_pillow_raise_anything(tmp_path: Path) -> None:
+    data = changed(picture("TIFF"), [("repeat", 0.5, b""), ("flip", 0.3984375, b"")])
+    with pytest.raises(DataError, match="cannot be decoded"):
+        load(written(tmp_path / "own/cat/1.png", data).parents[1])
+
+
 @pytest.mark.parametrize(
     "steps",
     {

@@ -112,7 +112,9 @@ def _decode(file: Path) -> NDArray[np.uint8]:
                 if image.mode in ("1", "L"):
                     return np.asarray(image.convert("L"))
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
+    except DataError:
+        raise
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: refused: {error}") from error
-    except (OSError, ValueError, SyntaxError) as error:
+    except Exception as error:  # a broken picture may raise anything
         raise DataError(f"{file}: cannot be decoded ({error}); mend or remove it") from error
