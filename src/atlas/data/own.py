@@ -18,6 +18,9 @@ from atlas.errors import DataError
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 
+_MOST_PIXELS = 1 << 24
+"""Of one image: a few damaged bytes can claim any number, and memory would be taken for all of them."""
+
 
 def load_npz(path: Path, train: bool) -> Images:
     """Arrays x_train, y_train, x_test, y_test; or x, y, which are training images only.
@@ -105,6 +108,10 @@ def _decode(file: Path) -> NDArray[np.uint8]:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=_FORMATS) as image:
+                if image.width * image.height > _MOST_PIXELS:
+                    raise DataError(
+                        f"{file}: refused: {image.width}x{image.height} pixels; wanted {_MOST_PIXELS} at most"
+                    )
                 if image.mode in ("I", "F") or image.mode.startswith("I;"):
                     raise DataError(
                         f"{file}: got mode {image.mode}; wanted 8 bits a channel: convert it first"
