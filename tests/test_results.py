@@ -77,6 +77,11 @@ def test_what_each_lever_pays() -> None:
     )
 
 
+def test_the_counts_of_faults() -> None:
+    shown = between("docs/reliability.md", "<!-- begin: counts -->", "<!-- end: counts -->")
+    assert shown == script("reliability").table()
+
+
 @pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
 def test_the_tables_of_attacks(kind: str) -> None:
     shown = between("docs/attacks.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
