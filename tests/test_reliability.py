@@ -23,7 +23,9 @@ def test_every_test_that_is_named_exists() -> None:
 
 
 def test_every_promise_names_one() -> None:
-    rows = [line for line in (ROOT / "docs/reliability.md").read_text().splitlines() if line.startswith("| ")]
+    text, *counted = (ROOT / "docs/reliability.md").read_text().split("## What was counted")
+    assert len(counted) == 1
+    rows = [line for line in text.splitlines() if line.startswith("| ")]
     promises = [row for row in rows if not row.endswith(("| held by |", "| test |"))]
     assert len(promises) > 45
     assert [row for row in promises if not NAMED.search(row)] == []
