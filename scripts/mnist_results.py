@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atlas import data
 from atlas.attacks import PGD, Attack
+from atlas.bench.report import put_between_markers
 from atlas.evaluation import Score, evaluate
 from atlas.training import load_config, load_model
 
@@ -81,12 +82,9 @@ def table(data_set: str) -> str:
 
 def write() -> None:
     """Replace the tables of the page, each between its two markers."""
-    text = PAGE.read_text()
     for data_set in ("mnist", "mnist-mini"):
-        before, begin, rest = text.partition(f"<!-- begin: {data_set} -->\n")
-        _, end, after = rest.partition(f"<!-- end: {data_set} -->")
-        text = f"{before}{begin}{table(data_set)}\n{end}{after}"
-    PAGE.write_text(text)
+        markers = f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->"
+        put_between_markers(PAGE, table(data_set), *markers)
 
 
 def main() -> None:

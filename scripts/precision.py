@@ -16,6 +16,7 @@ from typing import Any
 from scipy import stats
 
 from atlas import data
+from atlas.bench.report import put_between_markers
 from atlas.disk import write_atomic
 from atlas.evaluation import evaluate
 from atlas.reproduce.workspace import commit
@@ -89,17 +90,11 @@ def difference(one: list[float], other: list[float]) -> str:
     return f"{mean:+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
 
 
-def write() -> None:
-    before, begin, rest = PAGE.read_text().partition(f"{MARKERS[0]}\n")
-    _, end, after = rest.partition(MARKERS[1])
-    PAGE.write_text(f"{before}{begin}{table()}\n{end}{after}")
-
-
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["run", *where]:
             run(Path(where[0] if where else "runs/precision"))
         case ["write"]:
-            write()
+            put_between_markers(PAGE, table(), *MARKERS)
         case _:
             sys.exit(__doc__)

@@ -26,6 +26,7 @@ from atlas import data
 from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, lanes
 from atlas.attacks.forms import searched
 from atlas.attacks.margin import MarginState
+from atlas.bench.report import put_between_markers
 from atlas.evaluation import Score
 from atlas.models import build
 from atlas.rng import Rng
@@ -190,12 +191,9 @@ def fooled(each: list[tuple[dict[str, Any], int]]) -> str:
 
 def write() -> None:
     """Replace the tables of the page, each between its two markers."""
-    text = PAGE.read_text()
     for kind in (*GRID, "orders"):
-        before, begin, rest = text.partition(f"<!-- begin: {kind} -->\n")
-        _, end, after = rest.partition(f"<!-- end: {kind} -->")
-        text = f"{before}{begin}{table(kind)}\n{end}{after}"
-    PAGE.write_text(text)
+        markers = f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->"
+        put_between_markers(PAGE, table(kind), *markers)
 
 
 def main() -> None:
