@@ -69,7 +69,7 @@ def check_choices(value: Any) -> None:
     other one.
     """
     for name, wanted in get_type_hints(type(value)).items():
-        if get_origin(wanted) is Literal:
+        if any(get_origin(kind) is Literal for kind in (wanted, *get_args(wanted))):
             _parse(getattr(value, name), wanted, {}, f"{type(value).__name__}.{name}")
 
 

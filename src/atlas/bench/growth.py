@@ -56,11 +56,14 @@ def growths(points: Sequence[Point], cases: Sequence[Case]) -> list[Growth]:
 
 
 def steps(todo: Sequence[Growth], device: str, settings: Settings | None) -> list[Callable[[], None]]:
-    """A step of each; points of one network share it."""
-    networks = {g.point.model: models.build(g.point.model, shape=g.point.shape).to(device) for g in todo}
+    """A step of each; points of one network and method share it."""
+    networks = {
+        (g.point.model, g.case.label): models.build(g.point.model, shape=g.point.shape).to(device)
+        for g in todo
+    }
     batches = [random_batch(g.point.batch, g.point.shape, device) for g in todo]
     return [
-        partial(trainer(networks[g.point.model], g.case, batch, settings=settings).step, batch)
+        partial(trainer(networks[g.point.model, g.case.label], g.case, batch, settings=settings).step, batch)
         for g, batch in zip(todo, batches, strict=True)
     ]
 

@@ -121,8 +121,7 @@ def play(
     where somebody is left out.
     """
     cases = [found.case for found in matches]
-    # Copied first: with some settings a trainer puts the weights in another order.
-    plain = pairs(copy.deepcopy(model), cases, batch) if settings else []
+    plain = pairs(model, cases, batch) if settings else []
     ours = {(pair.case.label, OURS): pair.step for pair in pairs(model, cases, batch, settings)}
     ours |= {(pair.case.label, PLAIN): pair.step for pair in plain}
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -11,7 +13,7 @@ from torch import nn
 from atlas.bench.cases import Case
 from atlas.bench.cost import Saved
 from atlas.bench.profiled import allocated_peak
-from atlas.bench.step import Settings, pairs
+from atlas.bench.step import Settings, trainer
 from atlas.data import Batch
 
 
@@ -29,7 +31,12 @@ def memories(
     model: nn.Module, cases: Sequence[Case], batch: Batch, settings: Settings | None = None
 ) -> dict[str, Memory]:
     """The memory of a step of each case, by its label."""
-    return {pair.case.label: memory(pair.step, model, batch) for pair in pairs(model, cases, batch, settings)}
+    found = {}
+    for case in cases:
+        own = copy.deepcopy(model)
+        step = partial(trainer(own, case, batch, settings=settings).step, batch)
+        found[case.label] = memory(step, own, batch)
+    return found
 
 
 def memory(step: Callable[[], None], model: nn.Module, batch: Batch) -> Memory:

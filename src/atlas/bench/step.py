@@ -66,24 +66,26 @@ def pairs(
 ) -> list[Pair]:
     """A pair for each case, all of the same model and batch; the settings are those of the step.
 
-    Where there are any, the bare passes, which have none, go through a copy of the model: the order of its
-    weights in memory may be one of them.
+    Where there are any, every step has a copy of the model: the order of its weights in memory may be one.
     """
     x, y = batch.x, batch.y
-    plain = copy.deepcopy(model) if settings else model
     rng = Rng.lanes(0, batch.ids)
-    weights = [p for p in plain.parameters() if p.requires_grad]
+    weights = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(weights, OPTIMIZER.lr, OPTIMIZER.momentum)
     x_adv, v = THREAT.random_start(x, rng), rng.sphere(CLASSES)
-    bare = Bare(plain, weights, optimizer, x, x_adv, y, v)
+    bare = Bare(model, weights, optimizer, x, x_adv, y, v)
     return [
         Pair(
             case,
-            partial(trainer(model, case, batch, settings=settings).step, batch),
+            partial(trainer(_own(model, settings), case, batch, settings=settings).step, batch),
             partial(case.equation.run, bare, case.steps) if case.equation else None,
         )
         for case in cases
     ]
+
+
+def _own(model: nn.Module, settings: Settings | None) -> nn.Module:
+    return copy.deepcopy(model) if settings else model
 
 
 def trainer(

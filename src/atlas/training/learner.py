@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from atlas.errors import CheckpointError
+from atlas.methods import Method
+from atlas.training.precision import puts_channels_last
 from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
 
@@ -16,8 +18,9 @@ from atlas.training.settings import Training
 class Learner:
     """What a step changes and a state saves."""
 
-    def __init__(self, model: nn.Module, training: Training, ranks: Ranks) -> None:
-        self.model, self.channels_last = model, training.channels_last
+    def __init__(self, model: nn.Module, method: Method, training: Training, ranks: Ranks) -> None:
+        self.model = model
+        self.channels_last = puts_channels_last(training.channels_last, model, method)
         if self.channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stubs
         self.ranks = ranks

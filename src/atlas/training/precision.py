@@ -1,4 +1,7 @@
-"""In which arithmetic the passes of a training step are made; weights and updates are always float32."""
+"""In which arithmetic and order of memory the passes of a training step are made.
+
+Weights and updates are always float32.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from atlas.attacks import Model
+from atlas.methods import Method
 
 Precision = Literal["float32", "craft", "bfloat16", "bfloat16-all"]
 """Which passes are in bfloat16: none; those that make adversaries; those of the loss too; also those of its
@@ -40,13 +45,23 @@ def lowered_model(precision: Precision, model: nn.Module, device: torch.device) 
     return answer
 
 
+def puts_channels_last(wanted: bool | Literal["auto"], model: nn.Module, method: Method) -> bool:
+    """Whether this method trains this model with the channel as the last axis in memory.
+
+    By itself unless the second derivative of BatchNorm is needed, which torch takes slowly in that order.
+    """
+    if wanted != "auto":
+        return wanted
+    return not (method.weights.get("jac") and any(isinstance(m, _BatchNorm) for m in model.modules()))
+
+
 def fastest(device: torch.device) -> dict[str, Any]:
     """The settings of training that were measured to be fast and as accurate on such a device, if any were.
 
     GPUs were not measured, nor ARM.
     """
     if device.type == "cpu" and knows_bfloat16():
-        return {"precision": "bfloat16-all", "channels_last": True}
+        return {"precision": "bfloat16-all", "channels_last": "auto"}
     return {}
 
 

@@ -81,8 +81,8 @@ class Training:
     crafting_mode: BatchNormMode = "eval"
     """BatchNorm while an attack runs: its running statistics ("eval") or the batch's ("train")."""
     precision: Precision = later("float32")
-    channels_last: bool = later(False)
-    """The order of images and weights in memory: the same numbers, up to rounding."""
+    channels_last: bool | Literal["auto"] = later(False)
+    """The order of images and weights in memory: the same numbers, up to rounding. "auto": what is faster."""
     ema: float = 0.0
     """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""
     on_collapse: Literal["continue", "stop", "rollback"] = "continue"

@@ -62,7 +62,7 @@ class Trainer:
         self.log, self.display, self.requests = log, display, requests
         self.ranks = ranks
         self.schedule = training.schedule
-        self.learner = Learner(model, training, ranks)
+        self.learner = Learner(model, method, training, ranks)
         self.lowered = partial(lowered, training.precision, device=self.learner.device)
         self.answer = lowered_model(training.precision, self.learner.model, self.learner.device)
         self.num_batches = num_batches(len(images), training.batch_size)

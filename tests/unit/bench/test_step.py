@@ -111,7 +111,8 @@ def test_settings_are_the_steps_and_not_the_bare_passes(which: str) -> None:
     (made,) = bench.pairs(model, [bench.case("adv-1")], bench.random_batch(4, (1, 8, 8)), settings)
     made.step()
     seen: list[torch.dtype] = []
-    network = made.bare.args[0].model if which == "bare" else model  # type: ignore[union-attr]
+    bare, step = made.bare.args[0].model, made.step.func.__self__.learner.model  # type: ignore[union-attr,attr-defined]
+    network = bare if which == "bare" else step
     network.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
     getattr(made, which)()
     assert seen == [torch.bfloat16 if which == "step" else torch.float32, torch.float32]

@@ -55,7 +55,7 @@ def test_auto_writes_down_what_it_means_here(monkeypatch: pytest.MonkeyPatch, tm
     own = ("--set", "training.precision=float32", "--device", "cpu", "--out", str(out))
     assert atlas(monkeypatch, "train", "mnist-small-adv-1", *QUICK, "--precision", "auto", *own) == 0
     training = json.loads((out / "config.json").read_text())["config"]["training"]
-    assert training["channels_last"] is True
+    assert training["channels_last"] == "auto"
     assert "precision" not in training, "what --set says goes before it"
     monkeypatch.setattr("atlas.training.precision.knows_bfloat16", lambda: False)
     assert atlas(monkeypatch, "train", "--resume", str(out), "--precision", "auto") == 0, "it is what it was"

@@ -10,13 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import atlas
+from atlas import models
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
-from atlas.methods import Adv, Atlas, Method, Trades
+from atlas.errors import UsageError
+from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
-from atlas.training.precision import Precision, fastest, lowered, lowered_model
+from atlas.training.learner import Learner
+from atlas.training.precision import Precision, fastest, lowered, lowered_model, puts_channels_last
+from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES
 
 THREAT = atlas.Linf(0.1)
@@ -131,6 +135,32 @@ def test_channels_last_is_the_same_training_in_another_order_of_memory() -> None
     assert not other.model[0].weight.is_contiguous()
     for a, b in zip(one.epochs, other.epochs, strict=True):
         assert b["loss"] == pytest.approx(a["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "last"),
+    [
+        ("cnn-small", Adv(), True),
+        ("cnn-small", Atlas(0.01, 1.0), True),
+        ("wrn-10-1", Adv(), True),
+        ("wrn-10-1", Atlas(alpha=0.0, beta=1.0), True),
+        ("wrn-10-1", Atlas(0.01, 1.0), False),
+        ("wrn-10-1", Jac(0.01), False),
+    ],
+)
+def test_auto_leaves_the_second_derivative_of_batchnorm_in_the_order_in_which_it_is_fast(
+    name: str, method: Method, last: bool
+) -> None:
+    model = models.build(name, shape=(3, 8, 8))
+    assert puts_channels_last("auto", model, method) is last
+    assert puts_channels_last(True, model, method) is True
+    learner = Learner(model, method, replace(SHORT, channels_last="auto"), Ranks())
+    assert learner.channels_last is last
+
+
+def test_a_misspelt_order_of_memory_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"channels_last.*auto"):
+        replace(SHORT, channels_last="atuo")
 
 
 def test_channels_last_is_in_the_file_as_ever_and_resumes_to_the_same_bits(tmp_path: Path) -> None:
