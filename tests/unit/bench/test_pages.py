@@ -19,7 +19,6 @@ WRITERS: dict[tuple[str, str], Callable[[Mapping[str, Any]], str]] = {
     ("step", "wrn-28-8"): bench.markdown,
     ("peers", "cnn"): bench.match_markdown,
     ("peers", "wrn-28-8"): bench.match_markdown,
-    ("peers", "wrn-28-8 quiet"): bench.match_markdown,
     ("growth", ""): growth_markdown,
     ("time", ""): race_markdown,
 }
