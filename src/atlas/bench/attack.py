@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atlas.attacks import Attack, frozen
+from atlas.attacks.arranged import arranged
 from atlas.attacks.lanes import ask
 from atlas.bench.apart import ApartError
 from atlas.bench.attack_cases import AttackCase
@@ -115,7 +116,7 @@ class Peers:
 
 def ours(job: Job, attacks: Sequence[Attack], dtype: str) -> Tensor:
     """The attacks as an evaluation runs them, without its files, its display and its honesty checks."""
-    with frozen(job.model):
+    with frozen(job.model), arranged(job.model, job.images.pixels(slice(0, 1))):
         plan = Plan(Linf(job.eps), {}, seed=job.seed, attack_dtype=dtype)
         subject = Subject.of(job.model, job.images, plan, job.batch_size)
         x_adv, left = subject.x.clone(), torch.ones(len(job.y), dtype=torch.bool)

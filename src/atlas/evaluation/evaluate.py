@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, frozen
+from atlas.attacks.arranged import arranged
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
@@ -123,6 +124,7 @@ class Evaluation:
             stack.enter_context(display.bars)
             stack.enter_context(locked(place.path) if place else nullcontext())
             stack.enter_context(frozen(self.model))
+            stack.enter_context(arranged(self.model, self.data.pixels(slice(0, 1))))
             requests = stack.enter_context(caught_signals())
             if place:
                 place.claim(self.about)
