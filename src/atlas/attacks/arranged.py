@@ -25,7 +25,8 @@ def arranged(model: Model, x: Tensor) -> Iterator[None]:
     before = [weight.data for weight in weights]
     try:
         if weights:
-            _put(weights, [data.contiguous(memory_format=torch.channels_last) for data in before])
+            # Not contiguous(), which leaves a weight of one channel as it is, and with it all that it feeds.
+            _put(weights, [data.clone(memory_format=torch.channels_last) for data in before])
             if not _answers(model, x[:1]):
                 _put(weights, before)
         yield

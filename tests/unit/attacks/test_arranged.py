@@ -19,6 +19,11 @@ def order(model: nn.Module) -> list[bool]:
     return [w.is_contiguous(memory_format=torch.channels_last) for w in told]
 
 
+def stays(layer: nn.Module, images: tuple[Tensor, ...], features: Tensor) -> None:
+    """What a layer gives is in that order too: or the next one would have to put it so."""
+    assert features.is_contiguous(memory_format=torch.channels_last)
+
+
 class Viewed(nn.Module):
     """Takes its features apart by `view`, which knows one order of memory only."""
 
@@ -46,6 +51,9 @@ def test_answers_and_gradients_are_the_same(name: str) -> None:
         wanted = found()
         with arranged(model, x):
             assert all(order(model))
+            for layer in model.modules():
+                if isinstance(layer, nn.Conv2d):
+                    layer.register_forward_hook(stays)
             got = found()
     for one, other in zip(wanted, got, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
