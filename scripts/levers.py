@@ -66,6 +66,10 @@ class Network:
         def with_weights() -> None:
             F.cross_entropy(model(self.x.detach().requires_grad_()), self.y).backward()
 
+        @torch.no_grad()
+        def ask(answer: Callable[[Tensor], Tensor]) -> Tensor:
+            return answer(self.x)
+
         def plain(answer: Callable[[Tensor], Tensor]) -> Tensor:
             x = self.x.detach().requires_grad_()
             return torch.autograd.grad(F.cross_entropy(answer(x), self.y), x)[0]
@@ -81,6 +85,14 @@ class Network:
                 lambda: still(False),
                 lambda: still(True),
             )
+        last = self.model().eval().requires_grad_(False).to(memory_format=torch.channels_last)
+
+        def arranged() -> Tensor:
+            with frozen(last):
+                return plain(last)
+
+        yield "attack gradient: channels last", lambda: still(True), arranged
+        yield "attack's look: channels last", lambda: ask(model), lambda: ask(last)
         compiled = torch.compile(model)
         yield "attack gradient: torch.compile", lambda: still(True), lambda: still(False, compiled)
 
