@@ -47,12 +47,19 @@ def test_the_demo_in_readme() -> None:
     assert between("README.md", "<!-- begin: demo -->", "<!-- end: demo -->") == markdown(rows).strip()
 
 
-def test_table_1_of_mnist() -> None:
+@pytest.mark.parametrize(
+    ("page", "marker", "folder", "name"),
+    [
+        ("docs/mnist.md", "table1", "table1-mnist-cpu", "table1-mnist"),
+        ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
+    ],
+)
+def test_table_1(page: str, marker: str, folder: str, name: str) -> None:
     """The page has the artefact's own file, which has the numbers of its JSON file."""
-    folder = ROOT / "results/table1-mnist-cpu"
-    shown = (folder / "table1-mnist.md").read_text()
-    assert between("docs/mnist.md", "<!-- begin: table1 -->", "<!-- end: table1 -->") == shown.strip()
-    for row in json.loads((folder / "table1-mnist.json").read_text())["rows"]:
+    file = ROOT / "results" / folder / f"{name}.md"
+    shown = file.read_text()
+    assert between(page, f"<!-- begin: {marker} -->", f"<!-- end: {marker} -->") == shown.strip()
+    for row in json.loads(file.with_suffix(".json").read_text())["rows"]:
         for cell in row["cells"].values():
             for seed in cell.get("seeds", []):
                 if "k" in seed:
