@@ -34,22 +34,31 @@ _stores: list[TCPStore] = []  # alive as long as the processes that meet there
 
 def start(size: int, work: Callable[..., None], *arguments: Any) -> list[BaseProcess]:
     """`work(*arguments)` in each of `size` processes."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    _stores.append(store)
     team = [
-        _context.Process(target=_enter, args=(rank, size, store.port, work, arguments), daemon=True)
-        for rank in range(size)
+        _context.Process(target=_enter, args=(environment, work, arguments), daemon=True)
+        for environment in environments(size)
     ]
     for process in team:
         process.start()
     return team
 
 
-def _enter(rank: int, size: int, port: int, work: Callable[..., None], arguments: Sequence[Any]) -> None:
+def environments(size: int) -> list[dict[str, str]]:
+    """What torchrun would tell each of `size` processes that meet here."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)
+    common = {
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    return [{**common, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+def _enter(environment: dict[str, str], work: Callable[..., None], arguments: Sequence[Any]) -> None:
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= environment
     work(*arguments)
 
 

@@ -222,6 +222,33 @@ def test_atlas_train_processes_starts_watches_and_stops_its_ranks(task: Path) ->
     assert runs.outcome(run) == runs.outcome(task / "whole")
 
 
+THREADS_AFTERWARDS = """
+import os
+from pathlib import Path
+from atlas.training import connected
+with connected() as ranks:
+    import torch._dynamo  # as the optimisers do, in the middle of it
+    ranks.wait()
+print(*(Path("/proc/self/task", thread, "comm").read_text() for thread in os.listdir("/proc/self/task")))
+"""
+
+
+def test_nothing_of_a_team_is_left_when_it_has_parted() -> None:
+    """A thread that waits for messages while Python ends may abort a process whose run is done."""
+    team = [
+        subprocess.Popen(
+            [sys.executable, "-c", THREADS_AFTERWARDS],
+            env={**os.environ, **environment, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for environment in ranks.environments(2)
+    ]
+    said = [process.communicate(timeout=ranks.SECONDS)[0] for process in team]
+    assert [process.returncode for process in team] == [0, 0]
+    assert all("python" in words and "gloo" not in words for words in said), said
+
+
 def test_torchrun_restarts_the_run_and_it_ends_with_the_same_bits(task: Path) -> None:
     run = task / "restarted"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

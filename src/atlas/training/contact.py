@@ -12,6 +12,7 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # its defaults hold the group of this moment, threads and all: let it be none
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
