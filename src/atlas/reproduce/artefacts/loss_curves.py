@@ -112,7 +112,7 @@ def draw(findings: Findings) -> Figure:
                 _share(axes[1][k], found, k)
         axes[0][0].set_ylabel("loss, one image")
         axes[1][0].set_ylabel("images that err (%)")
-        handles = [handle for line in axes for handle in line[0].get_legend_handles_labels()[0]]
+        handles = [handle for line in axes for handle in line[-1].get_legend_handles_labels()[0]]
         figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(handles)))
         figure.suptitle(plots.label(title(findings)), fontsize=8)
     return figure
@@ -121,7 +121,7 @@ def draw(findings: Findings) -> Figure:
 def _loss(axis: Any, found: Curves, k: int) -> None:
     t, losses = found.shared.t, found.shared.losses[:, found.shown]
     if k:
-        axis.plot(t, losses[k - 1], "--", color="gray", lw=0.8)
+        axis.plot(t, losses[k - 1], "--", color="gray", lw=0.8, label="the model before")
     axis.plot(t, losses[k], color=plots.PALETTE[0])
     above = losses[k] > BOUNDARY
     axis.plot(t[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
@@ -131,7 +131,7 @@ def _loss(axis: Any, found: Curves, k: int) -> None:
     for place in (0.0, 1.0):
         axis.axvline(place, color="gray", lw=0.5)
     for name, place in {"x": 0.03, "x'": 0.88}.items():
-        axis.text(place, 0.08, name, transform=axis.get_xaxis_transform())
+        axis.text(place, 0.55, name, transform=axis.get_xaxis_transform())
 
 
 def _share(axis: Any, found: Curves, k: int) -> None:
