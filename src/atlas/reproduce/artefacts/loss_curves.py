@@ -113,7 +113,7 @@ def draw(findings: Findings) -> Figure:
         axes[0][0].set_ylabel("loss, one image")
         axes[1][0].set_ylabel("images that err (%)")
         handles = [handle for line in axes for handle in line[-1].get_legend_handles_labels()[0]]
-        figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(handles)))
+        figure.legend(handles=handles, loc="outside lower center", ncols=3)
         figure.suptitle(plots.label(title(findings)), fontsize=8)
     return figure
 
