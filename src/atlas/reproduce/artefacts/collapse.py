@@ -90,7 +90,7 @@ def draw(findings: Findings) -> Figure:
             panels[1].set_title(plots.label(findings.name(row)))
         for axis in axes[-1]:
             axis.set_xlabel("epoch")
-        figure.suptitle(plots.label(title(findings)), fontsize=8)
+        figure.suptitle(plots.label(f"{title(findings)}, validation images"), fontsize=8)
     return figure
 
 
@@ -102,7 +102,7 @@ def _draw(panels: Any, course: Course) -> None:
     panels[0].plot([a_step * p["step"] for p in probes], [p["jacobian"] for p in probes], lw=0.8)
     panels[1].plot(at, [100 * epoch["val_robust"] for epoch in course.epochs])
     panels[2].plot(at, [100 * epoch["val_clean"] for epoch in course.epochs])
-    names = ("||J(x')||²", "validation robust (%)", "validation clean (%)")
+    names = ("||J(x')||²", "robust (%)", "clean (%)")
     for axis, name in zip(panels, names, strict=True):
         axis.set_ylabel(name)
         for epoch in course.collapses:
