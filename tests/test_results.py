@@ -51,10 +51,13 @@ def test_the_demo_in_readme() -> None:
     ("page", "marker", "folder", "name"),
     [
         ("docs/mnist.md", "table1", "table1-mnist-cpu", "table1-mnist"),
+        ("docs/mnist.md", "loss-curves", "loss-curves-cpu", "loss-curves"),
+        ("docs/mnist.md", "collapse", "collapse-cpu", "collapse"),
         ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
+        ("docs/cifar.md", "ablation-cifar10", "ablation-cifar10-cpu", "ablation-cifar10"),
     ],
 )
-def test_table_1(page: str, marker: str, folder: str, name: str) -> None:
+def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
     """The page has the artefact's own file, which has the numbers of its JSON file."""
     file = ROOT / "results" / folder / f"{name}.md"
     shown = file.read_text()
