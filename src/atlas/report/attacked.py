@@ -44,7 +44,8 @@ def study(run: Run, images: Images, settings: Settings, tell: Tell) -> Study:
     """From the run's folder where it is known, else by attacking the run's model."""
     assert run.model is not None
     data, threat = images.subset(slice(settings.n)), run.config.threat
-    key = {"model": run.weights, "data": data.fingerprint(), **settings.table()}
+    data_hash = data.fingerprint()
+    key = {"model": run.weights, "data": data_hash, **settings.table()}
     key |= {"threat": [type(threat).__name__, threat.eps], "attack": table_of(settings.attack, REGISTRIES)}
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
     found = _known(path)
@@ -56,7 +57,7 @@ def study(run: Run, images: Images, settings: Settings, tell: Tell) -> Study:
             tell.say(f"not kept for the next time: {error}")
     tensors, about = found
     flags = tuple(Flag(**flag) for flag in about["flags"])
-    return Study(threat, settings, data.name, data.ids, data.y, flags=flags, **tensors)
+    return Study(threat, settings, data.name, data_hash, data.ids, data.y, flags=flags, **tensors)
 
 
 def _known(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

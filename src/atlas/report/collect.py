@@ -88,7 +88,7 @@ def read_run(path: Path) -> Run:
         )
     config = RunConfig.of(folder.read_config())
     about = json.loads(folder.config.read_text())
-    commit = _origin(path).get("commit")
+    commit = origin(path).get("commit")
     model = load_model(path) if folder.best.exists() else None
     weights = source.fingerprint(model) if model is not None else None
     evaluations, notes = evaluations_of(path, weights)
@@ -104,7 +104,7 @@ def read_run(path: Path) -> Run:
         command=str(about.get("command", "")),
         commit=None if commit is None else str(commit),
         epochs=_epochs(folder.metrics),
-        seconds=sum(_number(r, "seconds", folder.timing) for r in _records(folder.timing) if "seconds" in r),
+        seconds=sum(_number(r, "seconds", folder.timing) for r in records(folder.timing) if "seconds" in r),
         model=model,
         weights=weights,
         evaluations=evaluations,
@@ -112,7 +112,7 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _origin(path: Path) -> dict[str, Any]:
+def origin(path: Path) -> dict[str, Any]:
     """Who made the run, where that was written down beside it."""
     try:
         return dict(json.loads((path / ORIGIN).read_text()))
@@ -135,7 +135,7 @@ def _names(places: Sequence[Path]) -> list[str]:
     return names
 
 
-def _records(path: Path) -> list[dict[str, Any]]:
+def records(path: Path) -> list[dict[str, Any]]:
     """The lines of a file of JSON lines, of which the last may be torn."""
     try:
         lines = path.read_bytes().splitlines() if path.exists() else []
@@ -157,7 +157,7 @@ def _records(path: Path) -> list[dict[str, Any]]:
 
 def _epochs(path: Path) -> tuple[Epoch, ...]:
     found = []
-    for record in _records(path):
+    for record in records(path):
         if record.get("kind") == "epoch":
             number, robust, clean, jacobian = (
                 _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")

@@ -28,12 +28,18 @@ def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], 
             notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
             continue
         found[folder.name] = report
-    for place in sorted(path.parent.glob("*/summary.json")) if weights is not None else ():
+    beside = [*path.parent.glob("*/summary.json"), *_reproduced(path).glob("*/summary.json")]
+    for place in sorted(beside) if weights is not None else ():
         if not (place.parent / "metrics.jsonl").exists() and _model_of(place) == weights:
             found[place.parent.name] = checked_report(place.parent)
     if found and weights is None:
         notes.append("without the weights nobody can tell whether its evaluations are of them")
     return found, notes
+
+
+def _reproduced(path: Path) -> Path:
+    """Where `atlas reproduce` evaluates the run that it trained here."""
+    return path.parent.parent / "evaluations" / path.name
 
 
 def _model_of(summary: Path) -> object:

@@ -54,6 +54,7 @@ class Study:
     threat: Threat
     settings: Settings
     data: str
+    data_hash: str
     ids: Tensor
     y: Tensor
     logits: Tensor
@@ -108,6 +109,6 @@ def grouped(studies: Mapping[str, Study]) -> list[dict[str, Study]]:
     """Studies of the same images under the same threat together."""
     groups: dict[tuple[object, ...], dict[str, Study]] = {}
     for name, each in studies.items():
-        key = (each.data, tuple(each.ids.tolist()), type(each.threat), each.threat.eps)
+        key = (each.data_hash, type(each.threat), each.threat.eps)
         groups.setdefault(key, {})[name] = each
     return list(groups.values())

@@ -17,10 +17,10 @@ LEVELS = 255
 
 
 def radius(eps: float) -> str:
-    """0.3, or 8/255 where it is a whole number of pixel levels."""
+    """0.3, or 8/255 where it is a whole number of pixel levels and not written shorter."""
     levels = eps * LEVELS
-    whole = abs(levels - round(levels)) < 1e-6 and round(levels) not in (0, LEVELS)
-    return f"{round(levels)}/{LEVELS}" if whole else f"{eps:.4g}"
+    whole, short = abs(levels - round(levels)) < 1e-6, f"{eps:.4g}"
+    return f"{round(levels)}/{LEVELS}" if whole and float(short) != eps else short
 
 
 def threat_words(table: Mapping[str, Any]) -> str:

@@ -69,20 +69,27 @@ def notes(findings: Findings) -> Iterator[str]:
         f"image by image over {_worst_of(findings)}."
     )
     if TIME in order.artefact.columns:
-        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on this machine."
+        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on that of the JSON file."
     if order.attack_dtype != "float32":
         yield f"Attacks that need no precision search in {order.attack_dtype}; verdicts are those of float32."
     for row in findings.rows:
         for subject in findings.subjects[row.key]:
             yield from _troubles(f"{findings.name(row)}, seed {subject.course.run.seed}", subject)
+    yield from missing(findings)
+
+
+def missing(findings: Findings) -> Iterator[str]:
+    """What an artefact lacks, and the command that makes it."""
     if findings.missing:
         yield f"Missing: {'; '.join(findings.missing)}. To go on: {findings.go_on.command}"
 
 
 def _worst_of(findings: Findings) -> str:
     """The attacks of which the worst case is taken."""
-    taken = {label for many in findings.subjects.values() for each in many for label in each.worst_of}
-    left = [c for c in SUITES if c in findings.order.artefact.columns and c not in taken]
+    subjects = [each for many in findings.subjects.values() for each in many if each.worst_of]
+    taken = {label for each in subjects for label in each.worst_of}
+    made = {label for each in subjects for label in each.exams}
+    left = [c for c in SUITES if c in made - taken]
     return (
         f"all attacks but {' and '.join(left)}, which had fewer images" if taken and left else "all attacks"
     )

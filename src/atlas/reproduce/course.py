@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from atlas.config import fingerprint
+from atlas.report.collect import origin, records
 from atlas.reproduce.lab import NOT_FINITE
 from atlas.reproduce.order import Run
-from atlas.reproduce.workspace import Workspace, in_use, origin
+from atlas.reproduce.workspace import Workspace, in_use
 from atlas.training.folder import RunFolder
 
 State = Literal["finished", "unfinished", "in use", "failed", "not begun"]
@@ -92,11 +92,5 @@ def course(run: Run, workspace: Workspace) -> Course:
     if folder is None:
         return Course(run, state, None, (), 0.0)
     place = RunFolder(folder)
-    seconds = sum(record.get("seconds", 0.0) for record in _lines(place.timing))
-    return Course(run, state, folder, tuple(_lines(place.metrics)), seconds)
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file whose last line may be under way."""
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    seconds = sum(record.get("seconds", 0.0) for record in records(place.timing))
+    return Course(run, state, folder, tuple(records(place.metrics)), seconds)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from atlas.evaluation.compare import Paired, paired
+from atlas.report.collect import origin
 from atlas.reproduce import paper
 from atlas.reproduce.artefact import CLEAN, WORST, Row
 from atlas.reproduce.course import course
@@ -14,7 +15,6 @@ from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order
 from atlas.reproduce.values import Measured, Value
 from atlas.reproduce.verdicts import Exam, Subject, Verdicts, shared
-from atlas.reproduce.workspace import origin
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Findings:
         """The cell of a row and a column."""
         number = paper.number(row.task, row.paper, column)
         if column == paper.TIME:
-            return Value(column, number, (), seconds=self.lab.timings.known(self.order.run(row, 0)))
+            return Value(column, number, (), timing=self.lab.timings.known(self.order.run(row, 0)))
         known = self.subjects[row.key]
         found = [(subject, subject.verdicts(column)) for subject in known]
         seeds = tuple(self._measured(subject, column, v) for subject, v in found if v is not None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 
 from atlas import data
 from atlas.data import Images
-from atlas.errors import LockError, NumericError
+from atlas.errors import CheckpointError, LockError, NumericError
 from atlas.evaluation import Report
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import slug
@@ -60,24 +61,32 @@ class Lab:
         with caught_signals() as requests:
             for seed in range(order.seeds):
                 for row in order.rows:
-                    try:
+                    with self._or_later(f"{row.label}, seed {seed}"):
                         self._row(order, row, seed, requests)
-                    except (LockError, NumericError) as error:
-                        self.say(f"{row.label}, seed {seed}: left out for now: {error}")
 
     def _row(self, order: Order, row: Row, seed: int, requests: Requests) -> None:
         run = order.run(row, seed)
         requests.check()
         folder = self.trained(order, run, f"{row.label}, {row.task}, seed {seed}")
         for column in order.columns(row):
-            if column.transfer:
-                self.trained(order, order.surrogate(row.task), f"surrogate of the black box, {row.task}")
             requests.check()
-            self._examine(order, row, run, folder, column)
+            with self._or_later(f"{row.label}, seed {seed}, {column.label}"):
+                if column.transfer:
+                    self.trained(order, order.surrogate(row.task), f"surrogate of the black box, {row.task}")
+                    requests.check()
+                self._examine(order, row, run, folder, column)
         requests.check()
         if TIME in order.artefact.columns_of(row):
             repeats = 1 if order.scale == "smoke" else REPEATS
-            self.timings.of(run, self.test_images(run.config.data), repeats)
+            self.timings.measure(run, self.test_images(run.config.data), repeats)
+
+    @contextmanager
+    def _or_later(self, what: str) -> Iterator[None]:
+        """Say what could not be done, and go on with the next."""
+        try:
+            yield
+        except (LockError, NumericError) as error:
+            self.say(f"{what}: left out for now: {error}")
 
     # --- trainings ---
 
@@ -120,17 +129,20 @@ class Lab:
         task = self._task(order, row, run, folder, column)
         if task is None:
             return None
-        place, done = self.workspace.evaluation(run, folder, slug(column.label), task.about)
-        return (place, load_report(place)) if done else None
+        for place in self.workspace.evaluations(run, folder, slug(column.label), task.about):
+            with suppress(CheckpointError):  # not finished, or damaged: it is made again
+                return place, load_report(place)
+        return None
 
     def _examine(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> None:
+        if self.examination(order, row, run, folder, column) is not None:
+            return
         task = self._task(order, row, run, folder, column)
         assert task is not None, "the surrogate is trained first"
-        place, done = self.workspace.evaluation(run, folder, slug(column.label), task.about)
-        if not done:
-            self.say(f"{row.label}, {row.task}, seed {run.seed}: {column.label} on {len(task.data)} images")
-            note_origin(place, order.command)
-            task.run(place, progress=self.progress)
+        place = self.workspace.evaluations(run, folder, slug(column.label), task.about)[0]
+        self.say(f"{row.label}, {row.task}, seed {run.seed}: {column.label} on {len(task.data)} images")
+        note_origin(place, order.command)
+        task.run(place, progress=self.progress)
 
     def _task(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> Evaluation | None:
         """The column's evaluation of the finished run; None where it lacks its surrogate."""

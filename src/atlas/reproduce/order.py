@@ -56,7 +56,8 @@ class Run:
     @property
     def command(self) -> str:
         """That trains it by hand."""
-        settings = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in self.changes.items()]
+        values = {k: str(v).lower() if isinstance(v, bool) else v for k, v in self.changes.items()}
+        settings = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()]
         seed = [f"--seed {self.seed}"] if self.seed else []
         return " ".join(["atlas train", self.preset, *settings, *seed])
 
@@ -96,6 +97,8 @@ class Order:
         choose("attack dtype", self.attack_dtype, DTYPES)
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"seeds is {self.seeds}; wanted 1 to {MOST_SEEDS}")
+        if self.seeds > 1 and not self.artefact.columns:
+            raise UsageError(f"{self.artefact.name} shows one seed; leave --seeds out")
         if not self.of_mnist and (self.network or self.version != "written"):
             raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} is of other data")
         for pattern in self.only:
@@ -135,7 +138,7 @@ class Order:
     def run(self, row: Row, seed: int) -> Run:
         setting = self.setting(row.task)
         name = self._preset(row)
-        return Run(name, _fitting({**setting.changes, **row.changes}, name), seed)
+        return Run(name, {**_fitting(setting.changes, name), **row.changes}, seed)
 
     def _preset(self, row: Row) -> str:
         return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"

@@ -32,21 +32,21 @@ class Timings:
     path: Path
     device: str | None
 
-    def of(self, run: Run, images: Images, repeats: int = REPEATS) -> float:
-        """Seconds a batch, measured now if need be."""
-        known, key = self._read(), self._key(run)
-        if key not in known:
+    def measure(self, run: Run, images: Images, repeats: int = REPEATS) -> None:
+        """The seconds a batch, unless they are known."""
+        if self.known(run) is None:
             step = training_step(run.config, images.shape, images.num_classes, device=self.device)
-            known[key] = {"seconds": seconds(step, repeats, checked_device(self.device)), **machine()}
-            write_atomic(self.path, (json.dumps(known, indent=2) + "\n").encode())
-        return float(known[key]["seconds"])
+            entry = {"seconds": seconds(step, repeats, checked_device(self.device)), **machine()}
+            # Read again: another process may have measured something meanwhile.
+            table = {**self._read(), self._key(run): entry}
+            write_atomic(self.path, (json.dumps(table, indent=2) + "\n").encode())
 
-    def known(self, run: Run) -> float | None:
-        entry = self._read().get(self._key(run))
-        return None if entry is None else float(entry["seconds"])
+    def known(self, run: Run) -> dict[str, Any] | None:
+        """Its seconds, and what they were measured on."""
+        return self._read().get(self._key(run))
 
     def _key(self, run: Run) -> str:
-        return Run(run.preset, run.changes, 0).hash
+        return f"{Run(run.preset, run.changes, 0).hash} on {checked_device(self.device)}"
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -36,8 +36,8 @@ class Value:
     column: str
     paper: float | None
     seeds: tuple[Measured, ...]
-    seconds: float | None = None
-    """Of the column of times."""
+    timing: Mapping[str, Any] | None = None
+    """Of the column of times: the seconds, and what they were measured on."""
     marks: tuple[str, ...] = ()
     """What must be said beside the number: collapsed, failed, at chance."""
 
@@ -50,7 +50,7 @@ class Value:
     def ours(self) -> float | None:
         """In the paper's unit: percent, the mean over the seeds; or seconds."""
         if self.column == TIME:
-            return self.seconds
+            return None if self.timing is None else float(self.timing["seconds"])
         if not self.seeds or self.reasons:
             return None
         return 100 * statistics.mean(each.score.rate for each in self.seeds)
@@ -112,4 +112,5 @@ class Value:
             "marks": list(self.marks),
             "reasons": list(self.reasons),
             "seeds": [each.plain() for each in self.seeds],
+            **({} if self.timing is None else {"timing": dict(self.timing)}),
         }

@@ -57,6 +57,12 @@ class Exam:
     def verdicts(self) -> Verdicts:
         return Verdicts(self.report.ids, self.report.robust, self.report.reasons)
 
+    @property
+    def own_flags(self) -> list[Flag]:
+        """Those of the model's probes, and the fatal ones: the others are to be had from all columns."""
+        seen = after(self.records(self.report.ids))
+        return [flag for flag in self.report.flags if flag.fatal or flag not in seen]
+
     def records(self, ids: Tensor) -> list[Record]:
         """What each of its attacks did to the images `ids`, in the order of their numbers."""
         place = _places(self.report.ids, ids)
@@ -110,14 +116,14 @@ class Subject:
 
     @cached_property
     def flags(self) -> list[Flag]:
-        """What the attacks of all columns together give reason to doubt, each flag once."""
+        """Why to doubt it: what columns say by themselves, each once, and what all attacks together show."""
         exams = list(self.exams.values())
         if not exams:
             return []
         ids = shared([exam.verdicts for exam in exams])[0].ids
-        found = [flag for exam in exams for flag in exam.report.flags if flag.fatal]
-        found += after([record for exam in exams for record in exam.records(ids)])
-        return list({flag.name: flag for flag in found}.values())
+        together = after([record for exam in exams for record in exam.records(ids)])
+        single = {flag.name: flag for exam in exams for flag in exam.own_flags}
+        return list(dict.fromkeys([*single.values(), *together]))
 
     @property
     def at_chance(self) -> bool:

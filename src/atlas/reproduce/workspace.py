@@ -23,14 +23,11 @@ from typing import Any
 from atlas import __version__
 from atlas.config import fingerprint
 from atlas.disk import write_atomic
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, LockError
+from atlas.report.collect import ORIGIN
 from atlas.reproduce.order import Run, meaning
 from atlas.training import load_config
 from atlas.training.folder import RunFolder
-
-ORIGIN = "origin.json"
-"""Command and commit, beside what they made."""
-SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
@@ -80,12 +77,14 @@ class Workspace:
 
     def unfinished(self, run: Run) -> Path | None:
         """A folder where the run has begun and can go on."""
-        return next((path for path in self._places(run) if RunFolder(path).state.exists()), None)
+        return next((path for path in self._places(run) if RunFolder(path).begun), None)
 
     def brought(self, run: Run) -> Path:
         """The folder to train in: one that has begun in another place is copied first."""
         place, begun = self.place(run), self.unfinished(run)
         if begun is not None and begun != place:
+            if in_use(place):
+                raise LockError(f"{place} is being trained by another process")
             part = place.with_name(f".{place.name}.part")
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(begun, part, ignore=shutil.ignore_patterns("lock", "evaluations"))
@@ -95,24 +94,24 @@ class Workspace:
 
     # --- evaluations ---
 
-    def evaluation(self, run: Run, folder: Path, name: str, about: Mapping[str, Any]) -> tuple[Path, bool]:
-        """The folder of an evaluation of the run in `folder`, and whether it has come to its end."""
+    def evaluations(self, run: Run, folder: Path, name: str, about: Mapping[str, Any]) -> list[Path]:
+        """Where an evaluation of the run in `folder` is made, and where else it may have been."""
         known = fingerprint(json.loads(json.dumps(about)))
         place = self._own("evaluations", run) / f"{name}-{known[:8]}"
         beside = [path for path, table in _configs([folder / "evaluations"]) if fingerprint(table) == known]
-        for path in (place, *beside, *self._elsewhere.get(known, ())):
-            if (path / SUMMARY).exists():
-                return path, True
-        return place, False
+        return [place, *beside, *self._elsewhere.get(known, ())]
 
 
 def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every folder with a config.json that can be read, in a fixed order; links are followed, each once."""
+    """Every folder with a config.json that can be read, in a fixed order; links are followed, each once.
+
+    Hidden ones are left out: a copy that was cut off is one.
+    """
     seen: set[str] = set()
     for place in places:
         for folder, below, files in os.walk(place, followlinks=True):
             real = os.path.realpath(folder)
-            below[:] = [] if real in seen else sorted(below)
+            below[:] = [] if real in seen else sorted(each for each in below if not each.startswith("."))
             if "config.json" in files and real not in seen:
                 with suppress(OSError, ValueError, TypeError):
                     yield Path(folder), dict(json.loads(Path(folder, "config.json").read_text()))
@@ -139,14 +138,6 @@ def note_origin(folder: Path, command: str) -> None:
     if not (folder / ORIGIN).exists():
         table = {"command": command, "commit": commit(), "version": __version__}
         write_atomic(folder / ORIGIN, (json.dumps(table, indent=2) + "\n").encode())
-
-
-def origin(folder: Path) -> dict[str, Any]:
-    """Command and commit of what the folder holds; empty where nobody wrote them down."""
-    try:
-        return dict(json.loads((folder / ORIGIN).read_text()))
-    except (OSError, ValueError, TypeError):
-        return {}
 
 
 @cache

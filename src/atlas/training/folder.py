@@ -40,6 +40,11 @@ class RunFolder:
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a state to go on from: while a new one is written, the one before."""
+        return self.state.exists() or self.previous.exists()
+
     def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
         """Refuse another configuration than the one that is there, unless changes are allowed."""
         found = differences(self.read_config(), table) if self.config.exists() else []

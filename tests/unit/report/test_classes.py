@@ -15,12 +15,18 @@ from atlas.evaluation import Flag
 from atlas.report import pictures
 from atlas.report.classes import MOST_CLASSES, by_class, confusion, of_studies
 from atlas.report.gallery import gallery
-from atlas.report.study import STEPS, Settings, Study
+from atlas.report.study import STEPS, Settings, Study, grouped
 from atlas.threat import L2, Linf, Threat
 
 
 def made(
-    y: list[int], before: list[int], after: list[int], classes: int, threat: Threat = Linf(0.5), **rest: Any
+    y: list[int],
+    before: list[int],
+    after: list[int],
+    classes: int,
+    threat: Threat = Linf(0.5),
+    data_hash: str = "0",
+    **rest: Any,
 ) -> Study:
     """A study in which the model gives these answers, with the first image shown."""
     labels = torch.tensor(y)
@@ -30,7 +36,18 @@ def made(
     held = torch.zeros(len(STEPS), len(y), dtype=torch.bool)
     places = {"shown": torch.tensor([0]), "x": x, "x_adv": x_adv, "flags": ()} | rest
     return Study(
-        *(threat, Settings(), "digits", torch.arange(len(y)), labels, logits, logits_adv, labels, held),
+        *(
+            threat,
+            Settings(),
+            "digits",
+            data_hash,
+            torch.arange(len(y)),
+            labels,
+            logits,
+            logits_adv,
+            labels,
+            held,
+        ),
         **places,
     )
 
@@ -99,3 +116,8 @@ def test_a_perturbation_is_red_where_brighter_and_white_where_nothing_was_done()
     assert tuple(drawn[1, 0]) == (255, 255, 255)
     gray = torch.full((3, 2, 2), 0.3)
     assert (pixels(pictures.difference(gray, gray, 9.0)) == 128).all()
+
+
+def test_two_data_sets_of_one_name_are_kept_apart() -> None:
+    first, second = (made([0, 1], [0, 1], [0, 0], 2, data_hash=known) for known in ("0", "1"))
+    assert [list(group) for group in grouped({"a": first, "b": second, "c": first})] == [["a", "c"], ["b"]]

@@ -70,6 +70,18 @@ def test_evaluations_beside_the_run_are_found_by_its_weights(run: Path, two_runs
     assert list(found.evaluations) == ["apart"]
 
 
+def test_evaluations_of_reproduce_are_found(run: Path) -> None:
+    """WORKSPACE/runs/NAME has them in WORKSPACE/evaluations/NAME."""
+    moved = run.parent / "workspace/runs/name"
+    shutil.copytree(run, moved)
+    there = run.parent / "workspace/evaluations/name"
+    there.mkdir(parents=True)
+    (moved / "evaluations/quick-0").rename(there / "un-t-1234")
+    (found,) = collect([moved])
+    assert list(found.evaluations) == ["un-t-1234"]
+    assert not any("not evaluated" in note for note in found.notes)
+
+
 def test_a_torn_last_line_is_no_loss_and_a_torn_middle_is_an_error(run: Path) -> None:
     metrics = run / "metrics.jsonl"
     text = metrics.read_text()

@@ -13,6 +13,7 @@ from atlas.errors import UsageError
 from atlas.evaluation import Score
 from atlas.report import escape
 from atlas.report.tables import Cell, Table
+from atlas.report.words import radius
 from atlas.terminal import one_line
 
 NASTY = [
@@ -139,3 +140,11 @@ def test_latex_sets_a_minus_and_leaves_names_alone() -> None:
     cell = Cell("-0.5", -0.5, (-3.4, 2.4), note="p = 1")
     text = Table.of("t", ["model", "x"], [["mnist-adv-1", cell]]).latex()
     assert r"mnist-adv-1 & $-$0.5 {\scriptsize [$-$3.4, 2.4] p = 1} \\" in text
+
+
+@pytest.mark.parametrize(
+    ("eps", "words"),
+    [(0.3, "0.3"), (8 / 255, "8/255"), (0.2, "0.2"), (2.0, "2"), (1 / 3, "85/255"), (0.0, "0")],
+)
+def test_a_radius_is_said_in_the_shorter_way(eps: float, words: str) -> None:
+    assert radius(eps) == words

@@ -10,6 +10,7 @@ from atlas.attacks.suites import suite
 from atlas.config import fingerprint
 from atlas.errors import UsageError
 from atlas.reproduce import preset
+from atlas.reproduce.artefact import Row
 from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.order import Order, Run, meaning
 from atlas.reproduce.preset import load_preset
@@ -83,6 +84,18 @@ def test_a_run_says_how_to_train_it_by_hand() -> None:
     assert words[-2:] == ["--seed", "1"]
 
 
+def test_a_switch_is_said_as_the_command_line_wants_it() -> None:
+    asked = order("collapse")
+    (row,) = [row for row in asked.rows if row.key == "mnist-collapse"]
+    assert "method.attack.clip_start=true" in asked.run(row, 0).command.split()
+
+
+def test_a_row_s_own_changes_are_never_dropped() -> None:
+    """Those of a scale are, where a preset has no use for them."""
+    row = Row("cifar10", "jac", {"training.schedule.ramp_epochs": 5})
+    assert order("table1-cifar10").run(row, 0).config.training.schedule.ramp_epochs == 5
+
+
 def test_scale_cpu_keeps_the_schedule_and_the_method() -> None:
     asked, paper = order("table1-cifar10"), order("table1-cifar10", "paper")
     for row in asked.rows:
@@ -128,6 +141,8 @@ def test_rows_by_key_and_pattern() -> None:
         ("table1-cifar10", {"network": "cnn"}, "for MNIST; table1-cifar10 is of other data"),
         ("tradesjac", {"version": "tuned"}, "for MNIST"),
         ("collapse", {"version": "tuned"}, "for MNIST"),
+        ("collapse", {"seeds": 2}, "collapse shows one seed"),
+        ("loss-curves", {"seeds": 3}, "loss-curves shows one seed"),
     ],
 )
 def test_mistakes_are_named(name: str, options: dict[str, object], words: str) -> None:

@@ -66,7 +66,7 @@ def test_the_paper_may_be_silent() -> None:
 
 
 def test_times_have_no_difference() -> None:
-    spent = Value("s/batch", 0.012, (), seconds=0.5)
+    spent = Value("s/batch", 0.012, (), timing={"seconds": 0.5, "load": 2.0})
     assert (spent.ours, spent.difference, spent.interval, spent.status) == (0.5, None, None, "done")
     assert spent.paper_cell().text == "0.012"
 

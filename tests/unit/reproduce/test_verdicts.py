@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from atlas.evaluation import AttackResult, Report
+from atlas.evaluation.flags import after, raised
 from atlas.reproduce.artefact import Row
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import _marks
@@ -83,6 +85,33 @@ def test_a_black_box_attack_that_finds_more_is_flagged_across_columns() -> None:
     assert [flag.name for flag in row.flags] == ["black-box-stronger"]
     assert "fools 5 of 100 images" in row.flags[0].message
     assert subject({"PGD-20": white}).flags == []
+
+
+def test_every_black_box_attack_that_finds_more_is_named() -> None:
+    everything = [1] * 100
+    white = exam([0] * 10 + [1] * 90, everything)
+    rays, square = (exam([1] * (100 - k) + [0] * k, everything, white_box=False) for k in (5, 6))
+    messages = [flag.message for flag in subject({"PGD-20": white, "RayS": rays, "Square": square}).flags]
+    assert ["fools 5 of 100" in messages[0], "fools 6 of 100" in messages[1], len(messages)] == [
+        True,
+        True,
+        2,
+    ]
+
+
+def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is_not() -> None:
+    everything = [1] * 100
+    probed = raised("not-uphill", "7 of 64 images")
+    many, few = exam([1] * 100, everything), exam([0] * 10 + [1] * 90, everything)
+    for each in (many, few):
+        each.report.flags.extend([probed, *after(each.records(each.report.ids))])
+    late = replace(next(iter(few.report.results.values())), step=torch.full((100,), 9), steps=9)
+    few.report.results["attack"] = late
+    few.report.flags.extend(after(few.records(few.report.ids)))
+    assert [flag.name for flag in few.report.flags] == ["not-uphill", "still-gaining"]
+    assert subject({"PGD-20": many, "Un-T": few}).flags[0] == probed
+    found = [flag.name for flag in subject({"PGD-20": many, "Un-T": few}).flags]
+    assert found == ["not-uphill", "still-gaining"]
 
 
 def test_a_mean_of_fewer_seeds_says_so() -> None:

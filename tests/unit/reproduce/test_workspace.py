@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 
 from atlas.disk import locked
+from atlas.errors import LockError
+from atlas.reproduce import timings
 from atlas.reproduce.artefacts import ARTEFACTS
-from atlas.reproduce.order import Order
+from atlas.reproduce.lab import Lab
+from atlas.reproduce.order import Order, Run
+from atlas.reproduce.timings import Timings
 from atlas.reproduce.workspace import Workspace, in_use
 from atlas.training import train
+from atlas.training.folder import RunFolder
 
 Atlas = Callable[..., int]
 Smoke = Callable[..., dict[str, Any]]
@@ -152,9 +157,7 @@ def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
 ) -> None:
     monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
     run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
-    other = tmp_path / "other" / "some-name"
-    with pytest.raises(KeyboardInterrupt):
-        train(run.config, other, each_epoch=interrupt, progress=False)
+    other = begun(run, tmp_path / "other" / "some-name")
     before = snapshot(other)
     words = ("--scale", "smoke", "--workspace", tmp_path / "mine", "--runs", tmp_path / "other")
     assert atlas("reproduce", NAME, *words, "--rows", "adv-1") == 0
@@ -177,6 +180,93 @@ def test_finished_evaluations_elsewhere_are_used(
         assert cells(ours, row["key"])["worst case"] == row["cells"]["worst case"]
     assert not (mine / "runs").exists()
     assert not (mine / "evaluations").exists()
+
+
+def begun(run: Run, place: Path) -> Path:
+    """A training that was stopped after its first epoch."""
+    with pytest.raises(KeyboardInterrupt):
+        train(run.config, place, each_epoch=interrupt, progress=False)
+    return place
+
+
+def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp_path: Path) -> None:
+    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
+    begun(run, tmp_path / "other" / "older")
+    folder = RunFolder(begun(run, mine.place(run)))
+    folder.state.replace(folder.previous)
+    before = snapshot(folder.path)
+    assert mine.unfinished(run) == folder.path
+    assert mine.brought(run) == folder.path
+    assert snapshot(folder.path) == before
+
+
+def test_a_copy_that_was_cut_off_is_no_run_and_one_in_use_is_not_replaced(made: Path, tmp_path: Path) -> None:
+    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    other = begun(run, tmp_path / "other" / "name")
+    place = Workspace(tmp_path / "mine").place(run)
+    shutil.copytree(other, place.with_name(f".{place.name}.part"))
+    mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
+    assert mine.unfinished(run) == other
+    with locked(place), pytest.raises(LockError, match="trained by another process"):
+        mine.brought(run)
+    assert snapshot(mine.brought(run)).keys() >= {"state.safetensors", "config.json"}
+    assert not list(place.parent.glob(".*"))
+
+
+def test_a_damaged_evaluation_is_made_again(
+    atlas: Atlas, finished: Any, copy: Path, made: Path, quick_plots: None
+) -> None:
+    before, _ = finished()
+    (path,) = (copy / "evaluations" / folder(copy, made, "atlas-l-1").name).glob("multi-t-*/attack-*.npz")
+    path.write_bytes(b"torn")
+    without, _ = finished()
+    assert without["missing"] == ["atlas-l-1 (seed 0: attacks not finished)"]
+    assert atlas("reproduce", NAME, "--scale", "smoke", "--workspace", copy) == 0
+    again, _ = finished()
+    assert cells(again, "atlas-l-1")["Multi-T"]["ours"] == cells(before, "atlas-l-1")["Multi-T"]["ours"]
+
+
+def test_a_surrogate_that_cannot_be_had_keeps_no_other_attack_back(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Order(ARTEFACTS["table1-cifar10"], "smoke", made / "data", only=("adv-1",))
+    surrogate, (row,) = asked.surrogate("cifar10"), asked.rows
+    attacked, said = [], []
+    lab = Lab(Workspace(made), say=said.append, progress=False)
+
+    def trained(self: Lab, order: Order, run: Run, what: str) -> Path:
+        if run == surrogate:
+            raise LockError("the surrogate is being trained by another process")
+        return made
+
+    monkeypatch.setattr(Lab, "trained", trained)
+    monkeypatch.setattr(Lab, "_examine", lambda *args: attacked.append(args[-1].label))
+    monkeypatch.setattr(Timings, "measure", lambda *args: None)
+    lab.work(asked)
+    wanted = [column.label for column in asked.columns(row)]
+    assert [*attacked, "black box"] == [*wanted[1:], wanted[0]]
+    assert said == [
+        "one-step ADV, seed 0, black box: left out for now: the surrogate is being trained by another process"
+    ]
+
+
+def test_times_that_two_processes_measure_are_both_kept(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [order(made).run(row, 0) for row in ARTEFACTS[NAME].rows[:2]]
+    images = Lab(Workspace(made)).test_images(runs[0].config.data)
+    one, other = (Timings(tmp_path / "timings.json", "cpu") for _ in range(2))
+
+    def slowly(*args: object) -> float:
+        monkeypatch.setattr(timings, "seconds", lambda *args: 2.0)
+        other.measure(runs[1], images, 1)
+        return 1.0
+
+    monkeypatch.setattr(timings, "seconds", slowly)
+    one.measure(runs[0], images, 1)
+    assert [(one.known(run) or {}).get("seconds") for run in runs] == [1.0, 2.0]
+    assert all("load" in (one.known(run) or {}) for run in runs)
 
 
 def interrupt(records: object) -> None:

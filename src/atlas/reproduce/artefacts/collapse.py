@@ -11,7 +11,7 @@ from atlas.report import plots
 from atlas.report.tables import Cell, Table
 from atlas.reproduce import paper
 from atlas.reproduce.artefact import Artefact, Row
-from atlas.reproduce.comparison import Line, title
+from atlas.reproduce.comparison import Line, missing, title
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import Findings
 
@@ -42,6 +42,7 @@ def summary(findings: Findings) -> Table:
         "Accuracies in %, on validation images; J² is the mean of ||J(x')||² over batches of an epoch. The "
         f"paper, on CIFAR-10: a fall of more than {paper.text('collapse_fall')} points while J² rises "
         f"steeply, and clean accuracy of almost {paper.text('collapse_clean')}% afterwards.",
+        *missing(findings),
     )
     return Table.of(title(findings), HEADS, lines, notes=notes)
 

@@ -13,7 +13,7 @@ from atlas.data import Images
 from atlas.report import plots
 from atlas.report.tables import Cell, Table
 from atlas.reproduce.artefact import Artefact, Row
-from atlas.reproduce.comparison import title
+from atlas.reproduce.comparison import missing, title
 from atlas.reproduce.curves import BOUNDARY, Line, directions, losses_along, telling_image
 from atlas.reproduce.findings import Findings
 from atlas.threat import Threat
@@ -62,12 +62,12 @@ def _curves(folders: tuple[Path, ...], images: Images, threat: Threat, device: s
     return Curves(shared, losses_along(models, x, y, threat, own), shown, like_it)
 
 
-def summary(findings: Findings) -> Table | None:
+def summary(findings: Findings) -> Table:
     """How many images each model gets wrong somewhere on a line."""
     found = curves(findings)
-    if found is None:
-        return None
     heads = ("", "wrong at x", "wrong somewhere on the first model's line", "wrong somewhere on its own line")
+    if found is None:
+        return Table.of(title(findings), heads, [], notes=tuple(missing(findings)))
     middle = len(found.own.t) // 2
     lines: list[list[Cell | str]] = []
     for k, row in enumerate(ROWS):
@@ -75,12 +75,13 @@ def summary(findings: Findings) -> Table | None:
         wrong = (own[:, middle], shared.any(1), own.any(1))
         shares = [100 * float(which.float().mean()) for which in wrong]
         lines.append([row.label, *(Cell(f"{share:.1f}", share) for share in shares)])
-    notes = (
+    why = f"the first whose adversarial points become fewer and then vanish; {found.like_it} are so"
+    note = (
         f"In % of {found.own.losses.shape[1]} test images. A line goes through x along the signs of the "
-        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, the first "
-        f"whose adversarial points become fewer and then vanish; {found.like_it} are so.",
+        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, "
+        f"{why if found.like_it else 'for of none do adversarial points become fewer and then vanish'}."
     )
-    return Table.of(title(findings), heads, lines, notes=notes)
+    return Table.of(title(findings), heads, lines, notes=(note,))
 
 
 def data(findings: Findings) -> Table:
