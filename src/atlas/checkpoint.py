@@ -17,11 +17,11 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from atlas.disk import write_atomic
-from atlas.errors import CheckpointError
+from atlas.errors import CheckpointError, DamagedError
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""
-_DAMAGE = (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError, MemoryError)
+_DAMAGE = (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError)
 """What a file that is not ours, or no longer, makes its readers raise."""
 FORMAT = 1
 """Of these files. It changes when what they hold can no longer be read as before."""
@@ -46,16 +46,18 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         text, wanted, kind = label["about"], label["sha256"], label.get("format", FORMAT)
         found = _digest(tensors, text)
     except KeyError:
-        raise CheckpointError(f"{path} was not written by atlas: it has no checksum") from None
+        raise DamagedError(f"{path} was not written by atlas: it has no checksum") from None
     except _DAMAGE as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise DamagedError(f"{path} cannot be read: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise CheckpointError(f"{path} cannot be read now: {error}") from error
     if kind != FORMAT:
         raise CheckpointError(
             f"{path} is of format {str(kind)[:20]}, and this version of atlas reads format {FORMAT}: use the "
             "version that wrote it"
         )
     if wanted != found:
-        raise CheckpointError(f"{path} is damaged: expected sha256 {str(wanted)[:64]}, found {found}")
+        raise DamagedError(f"{path} is damaged: expected sha256 {str(wanted)[:64]}, found {found}")
     return tensors, _table(path, text)
 
 

@@ -36,6 +36,10 @@ class CheckpointError(AtlasError):
     exit_code = 4
 
 
+class DamagedError(CheckpointError):
+    """A file that is not as it was written."""
+
+
 class NumericError(AtlasError):
     """A loss, gradient or logit that is not finite."""
 

@@ -35,6 +35,14 @@ def check_pixels(x: Tensor) -> None:
         )
 
 
+def check_threat(threat: object) -> None:
+    """Refuse what is no threat, such as a bare number."""
+    if not isinstance(threat, Threat):
+        raise UsageError(
+            f"threat is {threat!r}; wanted atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255)"
+        )
+
+
 def per_example(scalars: Tensor, like: Tensor) -> Tensor:
     """[B] as [B, 1, ..., 1], to go with `like`."""
     return scalars.view(-1, *[1] * (like.dim() - 1))

@@ -139,6 +139,31 @@ def test_torchrun_shares_the_images(task: Path) -> None:
     assert verdicts(task / "torchrun") == verdicts(task / "whole")
     told, kept = json.loads(done.stdout), json.loads((task / "whole/summary.json").read_text())
     assert told["accuracy"] == kept["accuracy"], "told once, by one process"
+    before = [path.stat().st_mtime_ns for path in sorted((task / "torchrun").glob("attack-*"))]
+    again = subprocess.run(command, cwd=task, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    after = [path.stat().st_mtime_ns for path in sorted((task / "torchrun").glob("attack-*"))]
+    assert (after, json.loads(again.stdout)["accuracy"]) == (before, kept["accuracy"]), "nothing is run twice"
+
+
+TALKS = """
+import sys
+from torch import nn
+
+class Talks(nn.Sequential):
+    def forward(self, x):
+        sys.stderr.write("x" * 2000)
+        return super().forward(x)
+
+def network(num_classes, shape):
+    return Talks(nn.Flatten(), nn.Linear(64, num_classes))
+"""
+
+
+def test_a_model_may_say_more_than_a_pipe_holds(task: Path) -> None:
+    (task / "talks.py").write_text(TALKS)
+    command = ("talks:network", "--data", "test.npz", "--eps", "0.01", "--suite", "suite.toml", "--n", "20")
+    runs.finish(runs.start(task, "evaluate", *command, "--attacks", "PGD", "--processes", "2"))
 
 
 def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:

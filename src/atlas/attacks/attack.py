@@ -62,6 +62,9 @@ class Attack(ABC, Generic[S]):
             raise UsageError(f"{name} got {threat}; it is defined for {wanted}: leave it out, or choose that")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng | None = None) -> Tensor:
-        """The strongest x_adv found: a misclassified point of any attempt, else where the last one ended."""
-        rng = rng or Rng.batch(len(x), device=x.device)
+        """The strongest x_adv found: a misclassified point of any attempt, else where the last one ended.
+
+        Without `rng` every call draws the same numbers; in a loop give `Rng.batch(len(x), step=i)`.
+        """
+        rng = (Rng.batch(len(x)) if rng is None else rng).to(x.device)
         return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv

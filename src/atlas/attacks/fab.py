@@ -86,7 +86,7 @@ class TargetedFAB(Attack[FABState]):
             return targeted_margin(logits, state.y, state.target)
 
         logits, gradient = input_gradient(model, state.x_adv, height)
-        x_new = self._move(state, threat, height(logits), gradient)
+        x_new = self._move(state, threat, height(logits).to(gradient.dtype), gradient)
         with torch.no_grad():
             logits_new = model(x_new)
         wrong = logits_new.argmax(1) != state.y

@@ -21,6 +21,7 @@ from atlas.attacks.finite import NotFinite, finite
 from atlas.attacks.frozen import Model, frozen
 from atlas.attacks.ledger import Ledger, Outcome
 from atlas.attacks.state import Fresh, Lanes, Step
+from atlas.errors import DataError
 from atlas.objectives import margin
 from atlas.rng import Rng
 from atlas.threat import Threat, check_pixels
@@ -82,9 +83,12 @@ class Engine:
         search: Model | None = None,
         logits: Tensor | None = None,
     ) -> None:
+        if x.dtype in (torch.float16, torch.bfloat16):  # rounding would carry honest points out of the ball
+            raise DataError(f"images are {x.dtype}; wanted float32, and a model that lowers them by itself")
         check_pixels(x)
         attack.check(threat)
-        self.attack, self.model, self.search, self.threat = attack, model, search or model, threat
+        self.attack, self.model, self.threat = attack, model, threat
+        self.search = model if search is None else search
         self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
         self.logits = ask(model, x, batch_size) if logits is None else logits
         attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,12 @@ from atlas.models import source
 from atlas.reproduce import preset
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
+from atlas.training.contact import local_device, rank
 from atlas.training.folder import RunFolder
 from atlas.training.run import checked_device
 
 EVALUATIONS = "evaluations"
+POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Subject:
 
     def load(self, images: Images) -> source.Loaded:
         """The model itself, for images such as these."""
-        device = checked_device(self.device)
+        device = checked_device(local_device(self.device))
         if Path(self.what).is_dir():
             return source.of_module(load_model(self.what, device=device), device)
         return source.load(
@@ -56,14 +59,20 @@ def named(what: str, model: str | None, data: str | None, device: str | None) ->
 
 
 def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:
-    """The models of runs; a preset is trained below `folder` first, unless it is there already."""
+    """The models of runs; a preset is trained below `folder` first, unless it is there already.
+
+    Of several processes the first trains. If that fails, who started them ends them all.
+    """
     found: list[Model] = []
     for name in wanted:
         place = Path(name)
         if not place.is_dir():
             known, table = preset.load_preset(name)
             place = folder / known
-            if not RunFolder(place).last.exists():  # which is written when a run has come to its end
-                train(RunConfig.of(table), place, data_root=root, device=device)
-        found.append(load_model(place, device=checked_device(device)))
+            while not RunFolder(place).last.exists():  # which is written when a run has come to its end
+                if rank() == 0:
+                    train(RunConfig.of(table), place, data_root=root, device=device)
+                else:
+                    time.sleep(POLL_SECONDS)
+        found.append(load_model(place, device=checked_device(local_device(device))))
     return found

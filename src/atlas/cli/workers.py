@@ -8,9 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
+import torch
 import typer
 
 from atlas.disk import locked
@@ -33,30 +38,25 @@ def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> N
     Threads are shared out among the processes, unless the user has set their number. A Ctrl-C reaches this
     process alone, which passes it on: a worker that heard it twice would not wait to save.
     """
-    place, of = EvaluationFolder(folder), min(of, len(task.data))
-    with locked(folder):
-        place.claim(task.about)
-    if all(place.holds(label, images=task.save_images) for label in task.plan.attacks):
+    of = min(of, len(task.data))
+    if _claimed(task, folder):
         return
     threads = str(max(1, (os.cpu_count() or 1) // of))
     environment = {"OMP_NUM_THREADS": threads, **os.environ}
     command = [sys.executable, "-m", "atlas", "evaluate", *_arguments(ctx), "--out", str(folder)]
-    with caught_signals() as requests:
-        workers = [
-            subprocess.Popen(
-                [*command, "--shard", f"{index}/{of}"],
-                env=environment,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            for index in range(of)
-        ]
+    with caught_signals() as requests, ExitStack() as stack:
+        workers = []
+        for index in range(of):
+            said = stack.enter_context(TemporaryFile())  # a pipe would be full one day, and stop who writes
+            words = [*command, *_device(ctx, index), "--shard", f"{index}/{of}"]
+            process = subprocess.Popen(words, env=environment, stderr=said, start_new_session=True)
+            workers.append(Worker(process, said))
         try:
             _wait(workers, requests, [Shard(index, of).folder(folder) for index in range(of)])
         finally:
             for worker in workers:
-                worker.terminate()
-                worker.wait()
+                worker.process.terminate()
+                worker.process.wait()
     merge(folder, of, list(task.plan.attacks))
 
 
@@ -67,16 +67,31 @@ def run_with_others(task: Evaluation, folder: Path) -> bool:
     one that dies is noticed by torchrun.
     """
     with connected(patience=LONGEST_WAIT) as ranks:
+        if any(ranks.total([int(ranks.first and _claimed(task, folder))])):
+            return ranks.first
         of = min(ranks.size, len(task.data))
         if ranks.rank < of:
             task.run(folder, shard=Shard(ranks.rank, of), progress=ranks.first)
         ranks.wait()
         if ranks.first:
-            with locked(folder):
-                EvaluationFolder(folder).claim(task.about)
             merge(folder, of, list(task.plan.attacks))
         ranks.wait()
         return ranks.first
+
+
+def _claimed(task: Evaluation, folder: Path) -> bool:
+    """Take the folder for this evaluation; whether all its attacks are over."""
+    place = EvaluationFolder(folder)
+    with locked(folder):
+        place.claim(task.about)
+    return all(place.holds(label, images=task.save_images) for label in task.plan.attacks)
+
+
+def _device(ctx: typer.Context, index: int) -> list[str]:
+    """Where there are GPUs and none was named, the workers take them in turn."""
+    if ctx.params["device"] not in (None, "cuda") or not torch.cuda.is_available():
+        return []
+    return ["--device", f"cuda:{index % torch.cuda.device_count()}"]
 
 
 def _arguments(ctx: typer.Context) -> list[str]:
@@ -95,7 +110,15 @@ def _arguments(ctx: typer.Context) -> list[str]:
     return words
 
 
-def _wait(workers: Sequence[subprocess.Popen[bytes]], requests: Requests, folders: Sequence[Path]) -> None:
+@dataclass(frozen=True)
+class Worker:
+    """A process for a share, and what it says of errors."""
+
+    process: subprocess.Popen[bytes]
+    said: IO[bytes]
+
+
+def _wait(workers: Sequence[Worker], requests: Requests, folders: Sequence[Path]) -> None:
     """Until all have ended well; a signal, or one that fails, ends them all."""
     display = Display(shown=True)
     with display.bars:
@@ -103,19 +126,15 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]], requests: Requests, folder
     _check(workers)
 
 
-def _watch(
-    workers: Sequence[subprocess.Popen[bytes]],
-    requests: Requests,
-    folders: Sequence[Path],
-    display: Display,
-) -> None:
-    while any(worker.poll() is None for worker in workers):
+def _watch(workers: Sequence[Worker], requests: Requests, folders: Sequence[Path], display: Display) -> None:
+    processes = [worker.process for worker in workers]
+    while any(process.poll() is None for process in processes):
         _show(folders, display)
         if requests.caught is not None:
-            for worker in workers:
-                worker.send_signal(signal.SIGTERM)
-            for worker in workers:
-                worker.wait()
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            for process in processes:
+                process.wait()
             raise Interrupted(requests.caught)
         _check(workers)
         time.sleep(POLL_SECONDS)
@@ -133,11 +152,12 @@ def _show(folders: Sequence[Path], display: Display) -> None:
         display.update(share, sum(note["robust"] for note in same), sum(note["n"] for note in same))
 
 
-def _check(workers: Sequence[subprocess.Popen[bytes]]) -> None:
+def _check(workers: Sequence[Worker]) -> None:
     for index, worker in enumerate(workers):
-        if worker.poll():
-            said = worker.stderr.read().decode(errors="replace").strip() if worker.stderr else ""
+        if code := worker.process.poll():
+            worker.said.seek(0)
+            said = worker.said.read().decode(errors="replace").strip()
             raise LostWorkerError(
-                f"process {index} of {len(workers)} ended with code {worker.returncode}: {said[-500:]} "
+                f"process {index} of {len(workers)} ended with code {code}: {said[-500:]} "
                 "The same command goes on where they were."
             )

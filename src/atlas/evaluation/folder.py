@@ -27,7 +27,7 @@ from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import differences
 from atlas.data import npz
 from atlas.disk import PART, write_atomic
-from atlas.errors import CheckpointError, DataError, UsageError
+from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
 CONFIG, PROGRESS = "config.json", "progress.json"
 SAME = 1e-3
@@ -57,22 +57,26 @@ class EvaluationFolder:
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
 
-    def check_answers(self, clean: Mapping[str, Tensor]) -> None:
-        """Keep the model's clean answers; a model that answers otherwise than the one before is another.
+    def answers(self, clean: Mapping[str, Tensor], *, random: bool) -> Mapping[str, Tensor]:
+        """The model's clean answers: those of the first time, by which attacks that are over went.
 
-        A fingerprint cannot see what a function or a plain attribute of a module does; its answers can.
+        A model that answers otherwise than then is another, unless it is random. A fingerprint cannot see
+        what a function or a plain attribute of a module does; its answers can.
         """
         known = self.load_columns("clean")
         if known is None or set(known) != set(clean):
             self.save_columns("clean", clean)
-            return
-        a, b = known["logits"], clean["logits"]
-        same = a.shape == b.shape and torch.allclose(a, b, SAME, SAME * float(b.abs().max()), equal_nan=True)
+            return clean
+        a, b = known["logits"], clean["logits"].to(known["logits"].dtype)
+        same = a.shape == b.shape and (
+            random or torch.allclose(a, b, SAME, SAME * float(b.abs().max()), equal_nan=True)
+        )
         if not same or not torch.equal(known["ids"], clean["ids"]):
             raise UsageError(
                 f"{self.path} holds the evaluation of another model: it answered the clean images otherwise; "
                 "choose another folder"
             )
+        return known
 
     def holds(self, label: str, *, images: bool) -> bool:
         """Whether the attack is over, and its images are there if they are wanted."""
@@ -81,7 +85,9 @@ class EvaluationFolder:
 
     def save_columns(self, name: str, columns: Mapping[str, Tensor]) -> None:
         buffer = io.BytesIO()
-        arrays: dict[str, Any] = {key: value.numpy() for key, value in columns.items()}
+        # NumPy knows no bfloat16.
+        whole = {k: v.float() if v.dtype == torch.bfloat16 else v for k, v in columns.items()}
+        arrays: dict[str, Any] = {key: value.numpy() for key, value in whole.items()}
         np.savez(buffer, **arrays)
         write_atomic(self.path / f"{name}.npz", buffer.getvalue())
 
@@ -110,7 +116,7 @@ class EvaluationFolder:
         try:
             tensors, about = load_tensors(path)
             return tensors, float(about["seconds"])
-        except (CheckpointError, KeyError, ValueError):
+        except (DamagedError, KeyError, ValueError):
             path.replace(path.with_suffix(".damaged"))
             return None
 

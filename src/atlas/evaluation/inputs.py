@@ -11,7 +11,7 @@ from atlas.attacks import Model, frozen
 from atlas.data import Images
 from atlas.data.images import describe
 from atlas.errors import AtlasError, DataError, UsageError
-from atlas.threat import Threat
+from atlas.threat import Threat, check_threat
 
 WANTED = "wanted a model from images [B, C, H, W] in [0, 1] to logits [B, classes]"
 
@@ -22,10 +22,7 @@ def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> int:
     x: floats in [0, 1], [N, C, H, W]; y: int64 [N], 0 .. classes - 1. The model is asked at two images, and
     is as it was before. NaN in its outputs is not refused but flagged (`atlas.evaluation.probes`).
     """
-    if not isinstance(threat, Threat):
-        raise UsageError(
-            f"threat is {threat!r}; wanted atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255)"
-        )
+    check_threat(threat)
     for name, value in {"x": x, "y": y}.items():
         if not isinstance(value, Tensor):
             raise DataError(
@@ -64,5 +61,10 @@ def _answer(model: Model, x: Tensor) -> Tensor:
     if logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2 or not logits.is_floating_point():
         raise UsageError(
             f"the model gives {describe(logits)} for {len(x)} images; {WANTED}, 2 classes or more"
+        )
+    if logits.device != x.device:
+        raise UsageError(
+            f"the model answers on {logits.device} to images on {x.device}; wanted one device: give the "
+            "module itself, or bring its answers back, as in lambda x: model(x.cuda()).cpu()"
         )
     return logits

@@ -133,7 +133,7 @@ class Report:
         """Right on the clean image and under every attack, bool [N]: the worst case of each example."""
         right = self.clean_right
         for result in self.results.values():
-            right = right & ~result.fooled & (result.attempt != BROKEN)
+            right = right & (result.survived | (result.attempt == SKIPPED))
         return right
 
     @property

@@ -50,11 +50,12 @@ def merge(path: Path, of: int, labels: Sequence[str]) -> None:
     with locked(path):
         for part in parts:
             whole.claim(part.about())
-        ids = _merged(parts, "clean")["ids"]
+        clean = _merged(parts, "clean")
+        whole.save_columns("clean", clean)
         for label in labels:
             columns = _merged(parts, f"attack-{slug(label)}")
             whole.note_time(label, max(part.times().get(label, 0.0) for part in parts))
-            _merge_images(parts, whole, label, ids)
+            _merge_images(parts, whole, label, clean["ids"])
             whole.save_columns(f"attack-{slug(label)}", columns)
             whole.drop_state(label)
         for left in path.glob("shard-*-of-*"):

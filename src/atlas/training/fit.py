@@ -21,7 +21,7 @@ from atlas.disk import locked
 from atlas.errors import DataError, NumericError, UsageError
 from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
-from atlas.threat import Threat
+from atlas.threat import Threat, check_threat
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
 from atlas.training.keeper import Keeper, Result
@@ -48,7 +48,7 @@ def fit(
     progress: bool = True,
     ranks: Ranks = Ranks(),
 ) -> Result:
-    """Train `model` in place and return it with the weights of its best epoch.
+    """Train `model` in place and return it with the weights of its best epoch, ready to be asked (`eval()`).
 
     `train_set` and `validation_set`: Images, an (x, y) pair, a data set or a DataLoader. Without a
     validation set, `training.validation.size` of the training images are set apart. With a folder, all is
@@ -61,6 +61,7 @@ def fit(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wanted an nn.Module with weights to train")
+    check_threat(threat)
     images, held_out = _sets(train_set, validation_set, training)
     if len(images) < 2:
         raise DataError(

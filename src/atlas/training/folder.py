@@ -23,7 +23,7 @@ from torch import Tensor
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import Table, differences, fingerprint
 from atlas.disk import require_room, write_atomic
-from atlas.errors import CheckpointError, UsageError
+from atlas.errors import CheckpointError, DamagedError, UsageError
 
 
 class RunFolder:
@@ -104,7 +104,7 @@ class RunFolder:
                 continue
             try:
                 return *load_tensors(path), complaints
-            except CheckpointError as error:
+            except DamagedError as error:
                 complaints.append(str(error))
                 # Out of the way, so that the next save does not put it in the place of the good one.
                 path.replace(path.with_suffix(".damaged"))

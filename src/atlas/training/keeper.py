@@ -58,7 +58,7 @@ class Keeper:
         self.export("last")
         trainer.learner.model.load_state_dict(trainer.learner.best)
         return Result(
-            model=trainer.learner.model,
+            model=trainer.learner.model.eval(),
             best_epoch=trainer.at.guide.best_epoch,
             best_robust=trainer.at.guide.best,
             epochs=trainer.log.epochs,

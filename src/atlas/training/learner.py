@@ -76,7 +76,9 @@ class Learner:
         for number, slots in self.optimizer.state_dict()["state"].items():
             parts[f"optimizer.{number}"] = {k: v for k, v in slots.items() if isinstance(v, Tensor)}
         named = {f"{part}.{k}": v for part, tensors in parts.items() for k, v in tensors.items()}
-        # Dropout draws from torch's own generator.
+        # Dropout draws from torch's own generators.
+        if self.device.type == "cuda":
+            named["cuda_rng"] = torch.cuda.get_rng_state(self.device)
         return named | {"torch_rng": torch.get_rng_state()}
 
     def sizes(self) -> tuple[int, int]:
@@ -93,6 +95,8 @@ class Learner:
                 self.ema.load_state_dict(_under(tensors, "ema"))
             self._load_optimizer(_under(tensors, "optimizer"))
             torch.set_rng_state(tensors["torch_rng"])
+            if self.device.type == "cuda" and "cuda_rng" in tensors:  # not in that of a CPU
+                torch.cuda.set_rng_state(tensors["cuda_rng"], self.device)
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
             raise CheckpointError(
                 f"the saved state does not fit this model and optimiser: {error}"

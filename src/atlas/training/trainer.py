@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from atlas.attacks import frozen, lanes
+from atlas.attacks.finite import NotFinite
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
 from atlas.disk import write_atomic
 from atlas.errors import Interrupted, NumericError
@@ -133,8 +134,11 @@ class Trainer:
         model, method, ramp = self.learner.model, self.method, self.schedule.ramp(self.now)
         rng = Rng.lanes(self.training.seed, ids).fold("train", self.at.epoch)
         threat = self.threat.at(ramp * self.threat.eps)
-        with self.lowered("craft"):
-            x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
+        try:
+            with self.lowered("craft"):
+                x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
+        except NotFinite as error:
+            self.refuse({"attack": math.nan}, ids[error.lanes])
         model.train()
         with self.lowered("terms"):
             losses, logits = method.terms(self.answer, x, x_adv, y, rng.fold("terms"))
@@ -165,7 +169,7 @@ class Trainer:
             self.refuse(numbers, ids)
         self.at.add(numbers, len(ids))
 
-    def refuse(self, numbers: Mapping[str, float], ids: Tensor) -> None:
+    def refuse(self, numbers: Mapping[str, float], ids: Tensor) -> NoReturn:
         where = {"epoch": self.at.epoch, "batch": self.at.batch, "step": self.at.step}
         report = where | {"terms": {k: repr(v) for k, v in numbers.items()}, "examples": ids.tolist()}
         noted = ""

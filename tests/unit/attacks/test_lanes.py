@@ -458,3 +458,11 @@ def test_images_that_are_not_pixels_are_refused(bad: Callable[[Tensor], Tensor])
     x, y = torch.rand(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(DataError, match=r"wanted pixels in \[0, 1\]"):
         run(PGD(steps=2), lambda pixels: pixels.flatten(1), bad(x), y, Linf(0.1), Rng.batch(6))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_in_half_precision_are_refused(dtype: torch.dtype) -> None:
+    """Their points at the edge of the ball are rounded out of it: no claim would count."""
+    x, y = images()
+    with pytest.raises(DataError, match="wanted float32"):
+        run(PGD(steps=2), net().to(dtype), x.to(dtype), y, Linf(0.06), Rng.lanes(0, ids))

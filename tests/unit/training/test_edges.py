@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import atlas
+from atlas import checkpoint
 from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, UsageError
-from atlas.methods import Atlas
+from atlas.methods import Atlas, Natural
 from atlas.training import Schedule, Training, Validation, fit
+from atlas.training.folder import RunFolder
 
 TRAINING = Training(
     batch_size=4,
@@ -208,3 +210,27 @@ def test_nothing_of_a_program_of_ones_own_is_written_down(
 
 def test_images_of_one_class_are_images() -> None:
     assert Images(images()[0], torch.zeros(12, dtype=torch.int64), 1).num_classes == 1
+
+
+def test_a_state_of_another_version_is_left_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only what is damaged is put aside: the version that wrote it could still go on."""
+    folder = RunFolder(tmp_path)
+    monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+    for epoch in range(2):
+        folder.save_state({"w": torch.ones(2)}, {"epoch": epoch})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match="use the version that wrote it"):
+        folder.load_state()
+    assert folder.state.exists()
+    assert folder.previous.exists()
+
+
+def test_a_number_is_no_threat() -> None:
+    with pytest.raises(UsageError, match=r"threat is 0\.1; wanted atlas\.Linf\(eps\)"):
+        fit(net(), images(), Natural(), threat=0.1, training=TRAINING)  # type: ignore[arg-type]
+
+
+def test_a_trained_model_is_ready_to_be_asked() -> None:
+    assert not trained(net(), *images()).model.training

@@ -167,6 +167,8 @@ class Explodes(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.net(x)
         self.calls += self.training
+        if self.where == "attack":
+            return logits * math.nan if self.calls == 4 and not self.training else logits
         if self.training and self.calls > 4:
             if self.where == "loss":
                 return logits * math.nan
@@ -174,15 +176,15 @@ class Explodes(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("where", ["loss", "gradient", "attack"])
 def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) -> None:
-    model = Explodes(where)
+    model, method = Explodes(where), Adv() if where == "attack" else Natural()
     updates = []
     with pytest.MonkeyPatch.context() as patch:
         step = torch.optim.SGD.step
         patch.setattr(torch.optim.SGD, "step", lambda self: (updates.append(1), step(self))[1])
         with pytest.raises(NumericError, match="before the next update") as caught:
-            fit(model, task(), Natural(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
+            fit(model, task(), method, threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
     assert caught.value.exit_code == 5
     assert len(updates) == 4
     assert all(p.isfinite().all() for p in model.parameters())
