@@ -26,7 +26,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     A device or a pipe, such as /dev/stdout, is written to: a rename would put a file in its place.
     """
-    part = path.with_name(f".{path.name}{PART}")
+    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")  # another process may write the same file
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             with path.open("wb") as stream:

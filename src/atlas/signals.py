@@ -14,6 +14,7 @@ from atlas.errors import Interrupted
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PARENT_POLL_SECONDS = 0.5
+LAUNCHER = "ATLAS_LAUNCHER"
 
 
 _ACTIVE: list[Requests] = []
@@ -60,8 +61,11 @@ def caught_signals() -> Iterator[Requests]:
 
 
 def leave_with_parent() -> None:
-    """Ask this process to save and leave as soon as the one that started it is gone, killed for example."""
-    parent = os.getppid()
+    """Ask this process to save and leave as soon as the one that started it is gone, killed for example.
+
+    Who starts others tells them its number (LAUNCHER): it may be gone before they come to ask for it.
+    """
+    parent = int(os.environ.get(LAUNCHER) or os.getppid())
 
     def watch() -> None:
         while os.getppid() == parent:

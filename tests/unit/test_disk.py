@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import shutil
 import socket
@@ -114,3 +115,28 @@ def test_a_name_of_300_characters_is_an_error_of_the_disk(tmp_path: Path) -> Non
         locked(tmp_path / ("x" * 300)),
     ):
         pass
+
+
+def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
+    """Each read is of a whole write of one of them, and no write fails."""
+    path = tmp_path / "file"
+    writers = [multiprocessing.get_context("fork").Process(target=_write, args=(path, k)) for k in range(2)]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while any(writer.is_alive() for writer in writers):
+        if path.exists():
+            seen.add(path.read_bytes())
+    for writer in writers:
+        writer.join()
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert seen <= {_content(0), _content(1)}
+
+
+def _content(k: int) -> bytes:
+    return bytes([k]) * (1000 + 50_000 * k)
+
+
+def _write(path: Path, k: int) -> None:
+    for _ in range(200):
+        write_atomic(path, _content(k))

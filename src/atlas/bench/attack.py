@@ -3,7 +3,7 @@
 In every repeat all contestants of an attack run one after the other, in an order that changes, so that what
 else the machine does falls on all of them; a ratio is the median of the repeats' own ratios. What they bring
 back is judged in one way for all. Peers may work in a process of their own (`atlas.bench.apart`), which has
-none of our settings.
+none of our settings but that threads wait without spinning.
 """
 
 from __future__ import annotations

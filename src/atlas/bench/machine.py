@@ -12,12 +12,12 @@ import torch
 
 def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
     """Processor, threads and versions; and how busy the machine was, because that decides the spread."""
-    gpu = torch.device(device).type == "cuda"
+    place = torch.device(device)
     return {
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "device": torch.cuda.get_device_name(device) if gpu else "cpu",
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else str(place),
         "cpu": _cpu(Path("/proc/cpuinfo")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -27,8 +27,8 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 def wait_for(device: torch.device) -> None:
     """Until all that was asked of the device is done: a GPU works on while Python goes on."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def _cpu(cpuinfo: Path) -> str:

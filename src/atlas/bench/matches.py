@@ -2,7 +2,8 @@
 
 In every repeat all who have a method make one step of it, one right after the other, in an order that
 changes, so that what else the machine does falls on all of them; a ratio is the median of the repeats' own
-ratios. The others work in a process of their own (`atlas.bench.apart`), which has none of our settings.
+ratios. The others work in a process of their own (`atlas.bench.apart`), which has none of our settings but
+that threads wait without spinning.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from atlas.evaluation.plan import chosen_images
 from atlas.models.source import fingerprint
 from atlas.terminal import Terminal
 from atlas.threat import Linf, Threat
+from atlas.training.run import checked_device
 
 DAY = 86400.0
 WHO, *_, NOTES = bench.ATTACK_HEADINGS
@@ -78,7 +79,7 @@ def attack(
         what: [bench.contest(case) for case in bench.attack_cases(job.images.name, budget, attack or ())]
         for what, job in jobs.items()
     }
-    report: dict[str, Any] = {"machine": bench.machine(device), "peers": bench.versions()}
+    report: dict[str, Any] = {"machine": bench.machine(checked_device(device)), "peers": bench.versions()}
     report |= {"batch": batch, "repeats": repeats, "budget": budget, "models": []}
     try:
         for what, job in jobs.items():

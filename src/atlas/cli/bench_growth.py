@@ -36,6 +36,7 @@ from atlas.cli.bench_tools import (
     write,
 )
 from atlas.cli.console import console
+from atlas.training.run import checked_device
 
 
 def growth(
@@ -85,7 +86,7 @@ def growth(
         "width": [Point(name, shape_of(name, shape), width_batch) for name in width or WIDTHS],
     }
     chosen = settings_of(settings, precision, device)
-    report: dict[str, Any] = {"machine": bench.machine(device), "repeats": repeats}
+    report: dict[str, Any] = {"machine": bench.machine(checked_device(device)), "repeats": repeats}
     report |= {"settings": chosen, "axes": {}}
     todo = {axis: growths(points, cases) for axis, points in axes.items()}
     for axis, found in todo.items():

@@ -28,6 +28,7 @@ from atlas.cli.bench_tools import (
     write,
 )
 from atlas.cli.console import console
+from atlas.training.run import checked_device
 
 
 def peers(
@@ -67,7 +68,7 @@ def peers(
         bench.check_markers(markdown_file, *bench.markers("peers", part))
     chosen = settings_of(settings, precision, device)
     versions = {name: bench.versions()[name] for name in ("torchattacks", "adversarial-robustness-toolbox")}
-    report: dict[str, Any] = {"machine": bench.machine(device), "peers": versions}
+    report: dict[str, Any] = {"machine": bench.machine(checked_device(device)), "peers": versions}
     report |= {"batch": batch, "repeats": repeats, "settings": chosen, "models": []}
     for name in model or MODELS:
         report["models"].append(

@@ -29,6 +29,7 @@ from atlas.cli.bench_tools import (
     write,
 )
 from atlas.cli.console import console
+from atlas.training.run import checked_device
 
 TOP = 10
 """Operators that are shown of a profile."""
@@ -76,7 +77,11 @@ def step(
     if markdown_file is not None:
         bench.check_markers(markdown_file, *bench.markers("step", part))
     chosen_settings = settings_of(settings, precision, device)
-    report: dict[str, Any] = {"machine": bench.machine(device), "batch": batch, "repeats": repeats}
+    report: dict[str, Any] = {
+        "machine": bench.machine(checked_device(device)),
+        "batch": batch,
+        "repeats": repeats,
+    }
     report |= {"settings": chosen_settings, "models": []}
     for name in model or MODELS:
         made_of = (name, batch, shape_of(name, shape), device)

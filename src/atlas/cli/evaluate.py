@@ -85,6 +85,8 @@ def evaluate(
 
     Interrupted, the same command goes on where it was.
     """
+    if shard is not None:
+        leave_with_parent()
     subject = named(what, model, data, device)
     threat = _threat(subject.threat, eps, norm)
     images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
@@ -107,7 +109,6 @@ def evaluate(
     task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
     folder = out or subject.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
     if shard is not None:
-        leave_with_parent()
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
     if not as_json and rank() == 0:

@@ -24,7 +24,7 @@ from atlas.evaluation import Shard, merge
 from atlas.evaluation.display import Display
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import EvaluationFolder
-from atlas.signals import Requests, caught_signals
+from atlas.signals import LAUNCHER, Requests, caught_signals
 from atlas.training import connected
 
 POLL_SECONDS = 0.2
@@ -42,7 +42,7 @@ def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> N
     if _claimed(task, folder):
         return
     threads = str(max(1, (os.cpu_count() or 1) // of))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, LAUNCHER: str(os.getpid())}
     command = [sys.executable, "-m", "atlas", "evaluate", *_arguments(ctx), "--out", str(folder)]
     with caught_signals() as requests, ExitStack() as stack:
         workers = []

@@ -13,7 +13,7 @@ from atlas.data import cifar, idx
 from atlas.data.images import Images
 from atlas.data.own import load_folder, load_npz
 from atlas.data.sources import SOURCES
-from atlas.data.store import data_root, find
+from atlas.data.store import at_home, data_root, find
 from atlas.errors import DataError, unknown
 
 PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
@@ -39,7 +39,7 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
             raise DataError(f"{name_or_path!r}: wanted NAME:N, such as {name}:1000, for N training images")
         images = _load_named(name, train, data_root(name, root))
         return _first(images, int(count)) if colon and train else images
-    path = Path(name_or_path).expanduser()
+    path = at_home(name_or_path)
     if path.suffix == ".npz" and path.is_file():
         return load_npz(path, train)
     if path.is_dir():

@@ -20,7 +20,15 @@ Located = tuple[tuple[Path, File], ...]
 
 def home(root: Path | str | None = None) -> Path:
     """The folder of the data sets: the argument, else $ATLAS_DATA, else ~/.cache/atlas."""
-    return Path(root or os.environ.get(ENVIRONMENT) or "~/.cache/atlas").expanduser()
+    return at_home(root or os.environ.get(ENVIRONMENT) or "~/.cache/atlas")
+
+
+def at_home(path: Path | str) -> Path:
+    """The path with ~ and ~USER filled in."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{path}: {error}; write the folder out") from error
 
 
 def data_root(name: str, root: Path | str | None = None) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ DTYPES = {
     "tensor(double)": torch.float64,
     "tensor(float16)": torch.float16,
 }
+LOCATION = re.compile(rb"\x0a\x08location\x12(?P<length>[\x01-\x7f])")
+"""How a tensor begins to tell its file, in ONNX's form: a key, and the length of a name that follows."""
 ANY_BATCH = (1, torch.iinfo(torch.int64).max)
 
 
@@ -57,9 +59,9 @@ def _session(path: Path, device: torch.device) -> Any:
         ) from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    fast = ["CUDAExecutionProvider"] if device.type == "cuda" else []
+    fast = [("CUDAExecutionProvider", {"device_id": device.index or 0})] if device.type == "cuda" else []
     known = onnxruntime.get_available_providers()
-    providers = [name for name in [*fast, "CPUExecutionProvider"] if name in known]
+    providers = [each for each in [*fast, ("CPUExecutionProvider", {})] if each[0] in known]
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=providers)
     except Exception as error:  # its errors have no common base
@@ -70,14 +72,16 @@ def _sha256(path: Path) -> str:
     """Of the file, and of the files beside it in which it keeps weights."""
     data = path.read_bytes()
     digest = hashlib.sha256(data)
-    for file in sorted(_mentioned(path.parent, "", data)):
+    for file in sorted(_beside(path, data)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
-def _mentioned(folder: Path, prefix: str, data: bytes) -> Iterator[Path]:
-    """The files below the folder whose paths are somewhere in the data, as those of weights must be."""
-    for entry in folder.iterdir():
-        name = prefix + entry.name
-        if name.encode() in data:
-            yield from _mentioned(entry, f"{name}/", data) if entry.is_dir() else [entry]
+def _beside(path: Path, data: bytes) -> set[Path]:
+    """The files that the model names as the place of a tensor."""
+    found = set()
+    for match in LOCATION.finditer(data):
+        (length,) = match["length"]
+        name = data[match.end() : match.end() + length].decode(errors="replace")
+        found.add(path.parent / name)
+    return {file for file in found if file.is_file()}

@@ -65,7 +65,10 @@ def _import(name: str, path: str) -> ModuleType:
 
 def _accepted(name: str, factory: Callable[..., object], offered: dict[str, object]) -> dict[str, object]:
     """The offered arguments that the factory takes by name."""
-    signature = inspect.signature(factory)
+    try:
+        signature = inspect.signature(factory)
+    except ValueError as error:  # a function of C
+        raise UsageError(f"model {name!r} does not tell its arguments ({error}); wanted {_WANTED}") from error
     kinds = {key: parameter.kind for key, parameter in signature.parameters.items()}
     everything = inspect.Parameter.VAR_KEYWORD in kinds.values()
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,9 +95,16 @@ def of_module(model: nn.Module, device: torch.device | str = "cpu") -> Loaded:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The sha256 of its layers, weights and buffers."""
+    """The sha256 of its layers, weights and buffers, and of the code of layers of one's own.
+
+    Of the code, because whoever mends a masked gradient may change nothing else.
+    """
     digest = hashlib.sha256(str(model).encode())
-    for name, tensor in model.state_dict().items():
+    for module in sorted({type(layer).__module__ for layer in model.modules()}):
+        if module.partition(".")[0] not in ("torch", __package__.partition(".")[0]):
+            with suppress(OSError, TypeError, KeyError):  # typed at a prompt, say
+                digest.update(inspect.getsource(sys.modules[module]).encode())
+    for name, tensor in {**model.state_dict(), **dict(model.named_buffers())}.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

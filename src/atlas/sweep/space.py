@@ -30,19 +30,19 @@ alpha's scale is known least: App. F tries it over orders of magnitude, beta and
 
 def asked_for(base: RunConfig, grid: Sequence[str], ranged: Sequence[str], choices: Sequence[str]) -> Space:
     """The space that the command line asks for; without any words the default one."""
-    space = {**listed(grid, "--grid", base), **ranges(ranged, base)}
-    for key, distribution in listed(choices, "--choice", base).items():
+    space = {**listed(grid, "--grid"), **ranges(ranged, base)}
+    for key, distribution in listed(choices, "--choice").items():
         _add(space, key, distribution, "--choice")
     space = space or default(base)
     check(space, base.table())
     return space
 
 
-def listed(texts: Iterable[str], option: str, base: RunConfig) -> Space:
+def listed(texts: Iterable[str], option: str) -> Space:
     """Choices from texts such as ``method.beta=0.1,0.3,1`` or ``training.optimizer.kind=sgd,adam``."""
     space: Space = {}
     for text in texts:
-        key, words = _pair(text, option, "KEY=A,B,C", base)
+        key, words = _pair(text, option, "KEY=A,B,C")
         values = _values(words)
         plain = all(isinstance(value, str | int | float) for value in values)
         if not (values and plain) or len({*values}) < len(values):
@@ -55,7 +55,7 @@ def ranges(texts: Iterable[str], base: RunConfig) -> Space:
     """Ranges from texts such as ``method.alpha=1e-7..1e-3:log``; whole numbers where the setting is one."""
     space: Space = {}
     for text in texts:
-        key, words = _pair(text, "--range", "KEY=LOW..HIGH or KEY=LOW..HIGH:log", base)
+        key, words = _pair(text, "--range", "KEY=LOW..HIGH or KEY=LOW..HIGH:log")
         ends, _, scale = words.partition(":")
         low, high = (number(end, f"--range {key}") for end in _ends(ends, text))
         log = scale == "log"
@@ -138,11 +138,10 @@ def _keys(table: Mapping[str, Any], where: str = "") -> list[str]:
     return found
 
 
-def _pair(text: str, option: str, wanted: str, base: RunConfig) -> tuple[str, str]:
+def _pair(text: str, option: str, wanted: str) -> tuple[str, str]:
     key, equals, words = text.partition("=")
     if not (key and equals and words):
         raise UsageError(f"{option} got {text!r}; wanted {wanted}")
-    setting(base.table(), key)
     return key, words
 
 

@@ -34,7 +34,13 @@ class StorageError(AtlasError):
 
 def checked(url: str, *, hidden: bool) -> str:
     """The URL, unless it is none of PostgreSQL, or has a password and is not `hidden` from other users."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UsageError(
+            f"--storage is no address: {error}; wanted postgresql://USER@HOST/DATABASE"
+        ) from None
     if parts.scheme not in SCHEMES:
         raise UsageError(
             f"--storage begins with {parts.scheme or 'no scheme'!r}; wanted postgresql://USER@HOST/DATABASE, "

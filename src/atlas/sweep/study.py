@@ -28,8 +28,8 @@ from atlas.training import RunConfig
 DEFINITION = "sweep"
 PRUNE_AFTER_TRIALS, PRUNE_AFTER_EPOCHS = 4, 2
 """A trial is pruned only beside so many that have ended, and so many epochs after the ramp."""
-MEASURES = ("threat.", "training.validation.attack.")
-"""Settings by which trials are scored themselves; the latter only where no other attack does that."""
+MEASURES = ("threat.", "data", "training.validation.size", "training.validation.attack.")
+"""Settings by which trials are scored themselves; the last only where no other attack does that."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,17 @@ class Sweep:
     def __post_init__(self) -> None:
         if self.measures and not self.grid:
             raise UsageError(
-                f"a search over {', '.join(self.measures)} would find the weakest attack, not the best "
-                "model: trials are scored by it. Set it for all with --set, or list values with --grid."
+                f"a search over {', '.join(self.measures)} would find the weakest attack or the easiest "
+                "images, not the best model: trials are scored by it. Set it for all with --set, or list "
+                "values with --grid."
             )
 
     @property
     def measures(self) -> list[str]:
         """What is swept of that by which trials are scored, so that scores do not tell which is better."""
-        return [key for key in self.space if key.startswith(MEASURES if self.score is None else MEASURES[:1])]
+        return [
+            key for key in self.space if key.startswith(MEASURES if self.score is None else MEASURES[:-1])
+        ]
 
     def definition(self) -> dict[str, Any]:
         """What workers that join must agree on."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from optuna import Trial
 
 from atlas.config import fingerprint
-from atlas.errors import NumericError, UsageError
+from atlas.errors import AtlasError, DataError, NumericError, UsageError
 from atlas.sweep.outcome import DONE, FAILED, PRUNED, Outcome
 from atlas.sweep.queue import Claim
 from atlas.sweep.scoring import held_out, score
@@ -20,6 +20,10 @@ from atlas.training.log import Record
 
 DEATHS = 5
 """A trial at which so many workers died is given up."""
+
+
+DECIDE = {"model", "data", "training.validation.size", "training.batch_size"}
+"""Settings of which only a training can tell whether they go together."""
 
 
 class Pruned(Exception):
@@ -54,7 +58,10 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
         config = RunConfig.of(table)
     except UsageError as error:  # two values that do not go together
         return Outcome(FAILED, "", 0, str(error))
-    images = held_out(config, place.root)
+    try:
+        images = held_out(config, place.root)
+    except _faults(claim) as error:
+        return Outcome(FAILED, fingerprint(config.table()), 0, str(error))
     about = (folder, fingerprint(config.table()), len(images))
     if claim.deaths >= DEATHS:
         return Outcome.of(FAILED, *about, note=f"{claim.deaths} workers died at it")
@@ -77,9 +84,15 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
             value = score(result.model, images, config, sweep.score, where, place.progress)
     except Pruned as why:
         return Outcome.of(PRUNED, *about, note=str(why))
-    except NumericError as error:
+    except _faults(claim) as error:
         return Outcome.of(FAILED, *about, note=str(error))
     return Outcome.of(DONE, *about, score=value)
+
+
+def _faults(claim: Claim) -> tuple[type[AtlasError], ...]:
+    """The errors that are the trial's own, of values that others need not have."""
+    own = not DECIDE.isdisjoint(claim.trial.params)
+    return (NumericError, UsageError, DataError) if own else (NumericError,)
 
 
 class _Follower:

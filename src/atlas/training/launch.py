@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from atlas.errors import LostWorkerError
-from atlas.signals import Requests, caught_signals
+from atlas.signals import LAUNCHER, Requests, caught_signals
 
 HERE = "127.0.0.1"
 POLL_SECONDS = 0.1
@@ -31,6 +31,7 @@ def launch(arguments: Sequence[str], of: int) -> int:
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // of)), **os.environ}
     environment |= {"MASTER_ADDR": HERE, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(of)}
     environment |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": str(of)}
+    environment |= {LAUNCHER: str(os.getpid())}
     with caught_signals() as requests:
         ranks = [
             subprocess.Popen(

@@ -103,7 +103,8 @@ def test_the_fingerprint_is_of_the_weights_wherever_they_are(outside: str, tmp_p
     prints = []
     for change in (0.0, 0.0, 1.0):
         (tmp_path / "below").mkdir(exist_ok=True)
-        (tmp_path / "neighbour.txt").write_text(str(len(prints)))
+        for name in ("neighbour.txt", "flat", "x"):  # the last two are names in the model
+            (tmp_path / name).write_text(str(len(prints)))
         for old in tmp_path.rglob("net.*"):
             old.unlink()
         W2[0, 0] += change

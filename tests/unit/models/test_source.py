@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -114,9 +115,41 @@ def test_a_fingerprint_is_of_layers_weights_and_buffers() -> None:
     assert all(len(text) == 64 for text in prints)
 
 
+LAYER = """
+import torch
+
+class Masked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("levels", torch.tensor(LEVELS), persistent=False)
+
+    def forward(self, x):
+        return ROUNDED
+"""
+
+
+def test_a_fingerprint_is_of_one_s_own_code_and_of_buffers_that_are_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who mends a masked gradient changes neither weights nor answers."""
+    monkeypatch.syspath_prepend(tmp_path)
+    hard, soft = "(x * self.levels).round()", "x * self.levels + ((x * self.levels).round() - x).detach()"
+    prints = []
+    for k, (levels, rounded) in enumerate([("8.0", hard), ("8.0", soft), ("9.0", hard)]):
+        text = LAYER.replace("LEVELS", levels).replace("ROUNDED", rounded)
+        (tmp_path / f"layer{k}.py").write_text(text)
+        prints.append(fingerprint(importlib.import_module(f"layer{k}").Masked()))
+    assert len(set(prints)) == 3
+    assert fingerprint(importlib.import_module("layer0").Masked()) == prints[0]
+    changed = importlib.import_module("layer0").Masked()
+    changed.levels += 1
+    assert fingerprint(changed) != prints[0]
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
+        ("torch:tensor", "does not tell its arguments"),
         ("net.pth", r"net\.pth is a pickle by its name.*; wanted weights .*save_file"),
         ("nowhere.pt2", r"there is no file nowhere\.pt2; wanted weights"),
         ("nowhere.onnx", "there is no file"),

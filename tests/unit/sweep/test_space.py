@@ -56,7 +56,7 @@ def test_the_presets_own_point() -> None:
 @pytest.mark.parametrize(
     ("grid", "ranges", "choices", "said"),
     [
-        (["method.alpa=1"], [], [], "did you mean 'method.alpha'"),
+        (["method.alpa=1"], [], [], "did you mean 'alpha'"),
         (["method.alpha"], [], [], "wanted KEY=A,B,C"),
         (["method.alpha=1,1"], [], [], "different"),
         (["method.alpha=[1,2],[3]"], [], [], "numbers or words"),
@@ -78,3 +78,8 @@ def test_words_that_make_no_sense_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=said.replace("[", r"\[")):
         space.asked_for(BASE, grid, ranges, choices)
+
+
+def test_a_setting_that_stands_at_its_default_can_be_listed() -> None:
+    asked = space.asked_for(BASE, ["training.precision=float32,craft"], [], [])
+    assert asked == {"training.precision": CategoricalDistribution(("float32", "craft"))}

@@ -12,7 +12,7 @@ import optuna
 import pytest
 
 from atlas.config import fingerprint
-from atlas.errors import DiskError, NumericError, UsageError
+from atlas.errors import DataError, DiskError, NumericError, UsageError
 from atlas.reproduce import preset
 from atlas.sweep import scoring
 from atlas.training import RunConfig, load_config
@@ -229,6 +229,9 @@ def test_what_trials_are_scored_by_is_not_searched(monkeypatch: pytest.MonkeyPat
         small_sweep(ranges=["threat.eps=0.1..0.3"])
     with pytest.raises(UsageError, match=r"training\.validation\.attack\.steps"):
         small_sweep(ranges=["training.validation.attack.steps=1..9"])
+    for key, values in {"data": "mnist-mini,mnist-mini:100", "training.validation.size": "5,20"}.items():
+        with pytest.raises(UsageError, match=f"search over {key} would find .* the easiest images"):
+            small_sweep(choices=[f"{key}={values}"])
     other = scoring.named_attack("un-t", "mnist")
     assert not small_sweep(ranges=["training.validation.attack.steps=1..9"], score=other).measures
     _, said = run(small_sweep(grid=["threat.eps=0.1,0.3"]), tmp_path / "s")
@@ -242,3 +245,37 @@ def test_yes_and_no_are_words_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_
     text = (tmp_path / "s/table.md").read_text()
     assert "| 1 | done | True |" in text
     assert "| 2 | done | False |" in text
+
+
+def test_a_value_that_no_training_takes_fails_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(config: RunConfig, root: Path | None) -> range:
+        if config.training.validation.size == 61:
+            raise DataError("61 of 60 images")
+        return range(100)
+
+    def unknown_model(config: RunConfig) -> list[float | Exception]:
+        return [UsageError("no such model")] if config.model == "typo" else [0.5]  # type: ignore[list-item]
+
+    fake_training(monkeypatch, unknown_model)  # type: ignore[arg-type]
+    monkeypatch.setattr("atlas.sweep.trial.held_out", refused)
+    found, _ = run(small_sweep(grid=["training.validation.size=61,20"]), tmp_path / "size")
+    assert [(row.outcome.state, row.outcome.note) for row in found] == [
+        ("done", ""),
+        ("failed", "61 of 60 images"),
+    ]
+    found, _ = run(small_sweep(grid=["model=typo,cnn-small"]), tmp_path / "model")
+    assert [(row.outcome.state, row.outcome.note) for row in found] == [
+        ("done", ""),
+        ("failed", "no such model"),
+    ]
+
+
+def test_what_is_wrong_for_all_ends_the_worker_and_no_trial(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_training(monkeypatch, lambda config: [UsageError("no GPU")])  # type: ignore[list-item]
+    sweep = small_sweep(grid=["method.alpha=1e-6,1e-4"])
+    with pytest.raises(UsageError, match="no GPU"):
+        run(sweep, tmp_path / "s")
+    fake_training(monkeypatch, lambda config: [0.5])
+    assert [row.outcome.state for row in run(sweep, tmp_path / "s")[0]] == ["done", "done"]
