@@ -65,9 +65,9 @@ def _table(path: Path, text: str) -> dict[str, Any]:
     try:
         about = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
+        raise DamagedError(f"{path} cannot be read: {error}") from error
     if not isinstance(about, dict):
-        raise CheckpointError(f"{path} holds {type(about).__name__} beside its tensors; wanted a table")
+        raise DamagedError(f"{path} holds {type(about).__name__} beside its tensors; wanted a table")
     return about
 
 

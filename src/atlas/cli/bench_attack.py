@@ -53,7 +53,9 @@ def attack(
     repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
     batch: Annotated[int, typer.Option(min=2, help="Images at a time, for all.")] = 256,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Keep every time in this file, written after each run.")
     ] = None,

@@ -59,7 +59,9 @@ def time(
         list[float] | None,
         typer.Option(min=0, max=1, help="A robust accuracy to reach; again for more. Default: 0.5 0.8 0.9."),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,

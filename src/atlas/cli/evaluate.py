@@ -70,7 +70,9 @@ def evaluate(
     eot: Annotated[int, typer.Option(min=1, help="For a random model: the mean of so many looks.")] = 1,
     save_images: Annotated[bool, typer.Option(help="Keep the images that fool the model.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
     save_seconds: Annotated[float, typer.Option(min=0, help="Save an attack under way this often.")] = 30.0,
     shard: Annotated[str | None, typer.Option(hidden=True)] = None,

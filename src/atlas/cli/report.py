@@ -33,7 +33,9 @@ def report(
     attack: Annotated[
         bool, typer.Option(help="Attack for curves, gallery and answers, or leave them out (seconds).")
     ] = True,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
 ) -> None:
     """Put runs side by side on one page that can be looked at, sent and printed.
 

@@ -57,7 +57,9 @@ def reproduce(
         str, typer.Option(help="float32, or bfloat16: search faster, verify in float32.")
     ] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
 ) -> None:
     """Reproduce a table or a figure of the paper, next to the paper's own numbers.
 

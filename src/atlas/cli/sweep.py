@@ -64,7 +64,9 @@ def sweep(
             help="postgresql://USER@HOST/DATABASE, the password by PGPASSWORD; default: SQLite in --out.",
         ),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
 ) -> None:
     """Try many settings of a preset, and keep the best.

@@ -54,7 +54,9 @@ def train(
             "and, on MNIST, as accurate on such a device; --set goes before it."
         ),
     ] = None,
-    root: Annotated[Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA.")] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    ] = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,

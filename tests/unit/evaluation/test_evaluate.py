@@ -422,8 +422,12 @@ def test_without_a_folder_ctrl_c_is_python_s(images: Images) -> None:
         signal.raise_signal(signal.SIGINT)
         return model(x)  # type: ignore[no-any-return]
 
-    with pytest.raises(KeyboardInterrupt):
-        run(images, interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has none
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(images, interrupted)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_number_is_no_threat(images: Images, tmp_path: Path) -> None:
