@@ -10,9 +10,13 @@ from types import ModuleType
 import pytest
 
 from atlas.attacks import Untargeted
+from atlas.config import fingerprint
 from atlas.evaluation import Score
 from atlas.evaluation.load import load_report
+from atlas.reproduce import preset
 from atlas.reproduce.demo import Row, markdown
+from atlas.reproduce.preset import load_preset
+from atlas.training import RunConfig
 
 ROOT = Path(__file__).parents[1]
 OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
@@ -68,6 +72,26 @@ def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
                 if "k" in seed:
                     assert cell["ours"] == pytest.approx(100 * seed["k"] / seed["n"])
                     assert f"{cell['ours']:.2f} [" in shown
+
+
+TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))
+
+
+@pytest.mark.parametrize("row", TUNED)
+def test_a_tuned_preset_is_the_best_of_its_search(row: str) -> None:
+    """The same settings, on all images: the first trial of the table, which is sorted by the score."""
+    folder = ROOT / "results/tune-mnist" / row
+    found, tuned = (load_preset(name)[1] for name in (str(folder / "best.toml"), f"mnist-small-{row}-tuned"))
+    assert RunConfig.of(found | {"data": "mnist"}) == RunConfig.of(tuned)
+    first = json.loads((folder / "table.json").read_text())
+    columns = dict(zip(first["columns"], first["rows"][0], strict=True))
+    assert columns["config"] == fingerprint(RunConfig.of(found).table())
+    assert "12 of 12 trials" in first["title"]
+
+
+def test_every_tuned_preset_has_its_search() -> None:
+    tuned = [name for name in preset.names() if name.endswith("-tuned")]
+    assert [f"mnist-small-{row}-tuned" for row in TUNED] == sorted(tuned)
 
 
 @pytest.mark.parametrize("data_set", ["mnist", "mnist-mini"])

@@ -158,7 +158,8 @@ def test_a_tuned_row_without_a_preset_names_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [*preset.names(), "mnist-small-adv-1-tuned"]
+    written = [name for name in preset.names() if not name.endswith("-tuned")]
+    known = [*written, "mnist-small-adv-1-tuned"]
     monkeypatch.setattr(preset, "names", lambda: known)
     read = preset.load_preset
     monkeypatch.setattr(preset, "load_preset", lambda name: read(name.removesuffix("-tuned")))
