@@ -97,7 +97,8 @@ def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int,
     command = (*EVALUATE, "--out", name, "--processes", processes)
     process = runs.start(task, *command)
     deadline = time.monotonic() + 60
-    while process.poll() is None and not list((task / name).glob("**/config.json")):
+    begun = "config.json" if processes == "1" else "shard-*/config.json"  # signals are heard by then
+    while process.poll() is None and not list((task / name).glob(begun)):
         assert time.monotonic() < deadline, "the evaluation does not get going"
         time.sleep(0.01)
     process.send_signal(number)
