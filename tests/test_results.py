@@ -59,6 +59,7 @@ def test_the_demo_in_readme() -> None:
         ("docs/mnist.md", "collapse", "collapse-cpu", "collapse"),
         ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
         ("docs/cifar.md", "ablation-cifar10", "ablation-cifar10-cpu", "ablation-cifar10"),
+        ("docs/cifar.md", "table1-cifar100", "table1-cifar100-cpu", "table1-cifar100"),
     ],
 )
 def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
