@@ -59,7 +59,10 @@ def notes(findings: Findings) -> Iterator[str]:
     """How the table was made, and what it lacks."""
     order = findings.order
     for task in dict.fromkeys(row.task for row in findings.rows):
-        yield f"{task}: {order.setting(task).words}."
+        runs = [order.run(row, 0).config for row in findings.rows if row.task == task]
+        sizes = sorted({run.training.validation.size for run in runs})
+        held_out = " or ".join(f"{size:,}" for size in sizes)
+        yield f"{task}: {order.setting(task).words}. Of the training images {held_out} are for validation."
     if order.seeds > 1:
         ours = f"the mean of {order.seeds} seeds, with Student's 95% interval by their spread"
     else:

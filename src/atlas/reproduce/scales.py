@@ -72,12 +72,12 @@ def _mnist(scale: ScaleName, network: str) -> Setting:
         raise UsageError(f"network is {network!r}; wanted one of {', '.join(NETWORKS)}")
     prefix = "mnist-" if network == "cnn" else "mnist-small-"
     if scale == "paper":
-        words = f"{network} on all 60,000 training images (5,000 of them for validation), all test images"
+        words = f"{network} on all 60,000 training images, all test images"
         return Setting(prefix, words, images={"RayS": 1000}, random=("RayS",))
     if scale == "cpu":
         # The larger network is some 23 times the work.
         few = {"Multi-T": 200, "RayS": 200} if network == "cnn" else {}
-        words = f"{network} on all 60,000 training images (5,000 of them for validation)"
+        words = f"{network} on all 60,000 training images"
         return Setting(prefix, words, images={"": 1000, "PGD-20": 10_000, **few})
     words = f"{network} on 300 embedded images, 3 epochs, eps 0.05: a test of the machinery, no result"
     changes = {"data": "mnist-mini:300", "threat.eps": 0.05, **_BRIEF}
@@ -86,11 +86,11 @@ def _mnist(scale: ScaleName, network: str) -> Setting:
 
 def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
     if scale == "paper":
-        words = "WRN-28-8 on all 50,000 training images (5,000 of them for validation), all test images"
+        words = "WRN-28-8 on all 50,000 training images, all test images"
         return Setting(f"{task}-", words, images={"RayS": 1000}, random=("RayS",))
     if scale == "cpu":
         words = (
-            "WRN-10-1 on the first 6,000 training images (1,000 of them for validation), 30 epochs at most, "
+            "WRN-10-1 on the first 6,000 training images, 30 epochs at most, "
             "eps growing over 10; the paper has WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
         )
         changes = {
