@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,44 +24,12 @@ from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.results import SKIPPED
 from atlas.rng import Rng
 from atlas.threat import L2, Linf
-
-COUNT = 97
-ATTACKS = {
-    "FGSM": FGSM(relative_step=1.0),
-    "PGD 2x6": PGD(steps=6, step_size=0.006, restarts=2, objective="margin"),
-}
-THREAT = Linf(0.06)
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(2)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 24), nn.ReLU(), nn.Linear(24, 4))
-    with torch.no_grad():  # steep enough, and centred, for every verdict to occur
-        model[1].weight.mul_(6)
-        model[1].bias.copy_(-model[1].weight.sum(1) / 2)
-    return model
+from tests.unit.evaluation.runs import ATTACKS, COUNT, THREAT, columns, net, noise, run
 
 
 @pytest.fixture(scope="module")
 def images() -> Images:
-    x = torch.rand(COUNT, 1, 3, 3, generator=torch.Generator().manual_seed(0))
-    y = net()(x).argmax(1)
-    y[::9] = (y[::9] + 1) % 4
-    return Images(x, y, 4, "noise", torch.arange(500, 500 + COUNT))
-
-
-def run(images: Any, model: Any = None, **options: Any) -> Any:
-    options.setdefault("attacks", ATTACKS)
-    return evaluate(net() if model is None else model, images, THREAT, progress=False, **options)
-
-
-def columns(report: Any) -> dict[str, list[float]]:
-    return {
-        f"{label} {name}": column.nan_to_num(nan=-99.0).tolist()
-        for label, result in report.results.items()
-        for name, column in result.columns().items()
-        if name != "margin"
-    }
+    return noise()
 
 
 def test_it_agrees_with_the_engine_and_takes_the_worst_case_of_each_example(images: Images) -> None:
@@ -329,123 +296,6 @@ def test_worst_cases_of_different_attacks_are_not_compared(images: Images) -> No
     assert list(compared(more, more)) == ["clean", *ATTACKS, "worst case"]
     with pytest.raises(UsageError, match="eot"):
         compared(more, run(images, eot=2))
-
-
-# --- in lower precision, with randomness, with NaN ---
-
-
-def test_bfloat16_claims_nothing_that_float32_does_not_bear_out(images: Images) -> None:
-    report = run(images, attack_dtype="bfloat16")
-    exact = run(images)
-    assert abs(report.worst.right - exact.worst.right) <= 3
-    assert report.clean.right == exact.clean.right
-    for result in report.results.values():
-        assert (result.margin[result.fooled] > 0).all()
-
-
-def test_a_random_model_is_invalid_unless_it_is_averaged(images: Images) -> None:
-    steady = net()
-    generator = torch.Generator().manual_seed(0)
-
-    def shaky(x: Tensor) -> Tensor:
-        logits = steady(x)
-        return logits + 0.5 * torch.randn(logits.shape, generator=generator)  # type: ignore[no-any-return]
-
-    report = run(images, shaky)
-    assert "random" in [flag.name for flag in report.flags if flag.fatal]
-    assert not report.valid
-    assert [line[1] for line in report.lines()] == ["invalid"] * 4
-    assert report.summary()["accuracy"]["worst case"] == {"valid": False, "reasons": ["random"]}
-    assert str(report.worst) == str(report.clean) == "invalid (random)"
-    assert run(images, shaky, eot=30).valid
-
-
-def noisy(seed: int = 0) -> Callable[[Tensor], Tensor]:
-    """Another answer at every look."""
-    steady, generator = net(), torch.Generator().manual_seed(seed)
-    return lambda x: steady(x) + torch.randn(len(x), 4, generator=generator)
-
-
-def test_a_random_model_is_judged_by_the_answers_of_the_first_time(images: Images, tmp_path: Path) -> None:
-    first = run(images, noisy(), folder=tmp_path, eot=2, model_key="noisy")
-    again = run(images, noisy(1), folder=tmp_path, eot=2, model_key="noisy")
-    assert columns(again) == columns(first)
-    assert (again.clean, again.worst) == (first.clean, first.worst)
-
-
-def test_no_worst_case_is_above_an_attack_s_accuracy(images: Images, tmp_path: Path) -> None:
-    """Not even of a random model, part by part: what was wrong when it had its turn is not robust."""
-    for index in range(2):
-        run(images, noisy(), folder=tmp_path, shard=Shard(index, 2), eot=2, model_key="noisy")
-    merge(tmp_path, 2, list(ATTACKS))
-    report = run(images, noisy(), folder=tmp_path, eot=2, model_key="noisy")
-    assert report.worst.right <= min(report.score(label).right for label in ATTACKS)
-    everywhere = replace(report, clean_right=torch.ones(COUNT, dtype=torch.bool))
-    assert torch.equal(everywhere.robust, report.robust)
-
-
-def test_answers_that_round_otherwise_are_those_of_the_first_time(images: Images, tmp_path: Path) -> None:
-    place = EvaluationFolder(tmp_path)
-    known = {"ids": torch.arange(2), "logits": torch.tensor([[1.0, 2.0], [3.0, 3.0000001]])}
-    other = known | {"logits": torch.tensor([[1.0, 2.0], [3.0000001, 3.0]])}
-    assert place.answers(known, random=False) is known
-    assert torch.equal(place.answers(other, random=False)["logits"], known["logits"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_logits_of_any_precision(dtype: torch.dtype, images: Images, tmp_path: Path) -> None:
-    model = net().to(dtype)
-
-    def answer(x: Tensor) -> Tensor:
-        return model(x.to(dtype))  # type: ignore[no-any-return]
-
-    options = {"suite": "autoattack", "attacks": None, "n": 12, "model_key": "any"}
-    first = run(images, answer, folder=tmp_path, **options)
-    assert columns(run(images, answer, folder=tmp_path, **options)) == columns(first)
-    assert 0 < first.worst.right < first.clean.right
-
-
-def test_a_model_with_a_length_of_its_own_is_asked(images: Images) -> None:
-    """As that of `torch.compile` has, which may raise."""
-
-    class Long(nn.Sequential):
-        def __len__(self) -> int:
-            raise TypeError("no length")
-
-    assert columns(run(images, Long(net()))) == columns(run(images))
-
-
-def test_without_a_folder_ctrl_c_is_python_s(images: Images) -> None:
-    model = net()
-
-    def interrupted(x: Tensor) -> Tensor:
-        signal.raise_signal(signal.SIGINT)
-        return model(x)  # type: ignore[no-any-return]
-
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background has none
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(images, interrupted)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_a_number_is_no_threat(images: Images, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"threat is 0\.1; wanted atlas\.Linf\(eps\)"):
-        evaluate(net(), images, 0.1, folder=tmp_path, progress=False)  # type: ignore[arg-type]
-
-
-def test_a_model_that_breaks_is_invalid_and_its_examples_are_marked(images: Images) -> None:
-    steady = net()
-
-    def breaks(x: Tensor) -> Tensor:
-        logits = steady(x)
-        return logits / (x.flatten(1)[:, :1] < 0.97)  # type: ignore[no-any-return]
-
-    report = run(images, breaks)
-    assert not report.valid
-    assert (report.results["PGD 2x6"].attempt == BROKEN).any()
-    assert not report.robust[report.results["PGD 2x6"].attempt == BROKEN].any()
 
 
 # --- manners ---
