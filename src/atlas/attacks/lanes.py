@@ -42,15 +42,16 @@ def run(
     rng: Rng,
     *,
     batch_size: int = 256,
+    search: Model | None = None,
     each_step: Callable[[int], None] = lambda settled: None,
 ) -> Outcome:
     """Attack x [N, ...] with labels y until every example is fooled or out of attempts.
 
-    `each_step` is called after every step with the number of examples settled so far; what it raises
-    ends the run.
+    `search` is as `Engine` has it. `each_step` is called after every step with the number of examples
+    settled so far; what it raises ends the run.
     """
     with frozen(model):
-        engine = Engine(attack, model, x, y, threat, rng, batch_size=batch_size)
+        engine = Engine(attack, model, x, y, threat, rng, batch_size=batch_size, search=search)
         while not engine.finished:
             engine.step()
             each_step(engine.settled)

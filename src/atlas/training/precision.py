@@ -34,9 +34,15 @@ def lowered(
 
 def lowered_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
     """The model as the terms of a loss get it: the squared Jacobian leaves autocast, this enters it again."""
-    if precision != "bfloat16-all":
-        return model
+    return _in_bfloat16(model, device) if precision == "bfloat16-all" else model
 
+
+def searched_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
+    """The model as validation's attack searches with it; what it finds is checked with the model itself."""
+    return model if precision == "float32" else _in_bfloat16(model, device)
+
+
+def _in_bfloat16(model: nn.Module, device: torch.device) -> Model:
     def answer(x: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
             logits: Tensor = model(x)

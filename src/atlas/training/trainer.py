@@ -27,7 +27,7 @@ from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
-from atlas.training.precision import lowered, lowered_model
+from atlas.training.precision import lowered, lowered_model, searched_model
 from atlas.training.progress import Progress
 from atlas.training.ranks import Ranks
 from atlas.training.settings import Training
@@ -217,9 +217,10 @@ class Trainer:
             self.display.advance_to(settled)
             self.requests.check()
 
-        attack = self.training.validation.attack
-        model = self.learner.evaluated
-        outcome = lanes.run(attack, model, x, y, self.threat, rng, each_step=each_step).checked()
+        attack, model = self.training.validation.attack, self.learner.evaluated
+        search = None if attack.needs_precision else searched_model(self.training.precision, model, device)
+        outcome = lanes.run(attack, model, x, y, self.threat, rng, search=search, each_step=each_step)
+        outcome.checked()
         return [int(outcome.clean.sum()), int(outcome.robust.sum())]
 
     def close_epoch(self, clean: float, robust: float) -> Record:

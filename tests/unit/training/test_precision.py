@@ -78,9 +78,31 @@ def test_the_dtype_of_each_pass(
     steps = [kind for training, kind in seen if training]
     assert steps == terms * (len(steps) // len(terms))
     assert steps
-    # Passes in eval mode: the first look at the model, validation and the probe, all of them in float32.
+    # Passes in eval mode: besides adversaries the verdicts of validation and the probe, always in float32.
     assert {kind for training, kind in seen if not training} == crafting | {F32}
     assert all(p.dtype == F32 for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "attack", "search"),
+    [
+        ("float32", atlas.attacks.PGD(steps=3), F32),
+        ("craft", atlas.attacks.PGD(steps=3), BF16),
+        ("bfloat16-all", atlas.attacks.PGD(steps=3), BF16),
+        ("bfloat16-all", atlas.attacks.Square(queries=3), F32),
+    ],
+)
+def test_validation_searches_as_training_does_and_is_checked_in_float32(
+    arithmetic: Precision, attack: atlas.attacks.Attack, search: torch.dtype
+) -> None:
+    """JAC makes no adversaries: those of validation are the only ones."""
+    model, seen = network(), list[torch.dtype]()
+    model[-1].register_forward_hook(
+        lambda layer, x, logits: None if layer.training else seen.append(logits.dtype)
+    )
+    validation = replace(SHORT.validation, attack=attack)
+    run(Jac(alpha=0.1), model, precision=arithmetic, validation=validation)
+    assert set(seen) == {search, F32}
 
 
 @pytest.mark.parametrize("arithmetic", ["craft", "bfloat16", "bfloat16-all"])
