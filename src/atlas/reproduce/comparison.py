@@ -73,6 +73,8 @@ def notes(findings: Findings) -> Iterator[str]:
     )
     if TIME in order.artefact.columns:
         yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on that of the JSON file."
+    if order.precision != "float32":
+        yield f"Trained in {order.precision}, with channels last where that is fast, the time a batch too."
     if order.attack_dtype != "float32":
         yield f"Attacks that need no precision search in {order.attack_dtype}; verdicts are those of float32."
     for row in findings.rows:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from atlas.attacks import Climb
 from atlas.attacks.forms import DTYPES
@@ -20,6 +20,7 @@ from atlas.reproduce.columns import Column, column
 from atlas.reproduce.paper import TIME
 from atlas.reproduce.scales import ScaleName, Setting, default_network, setting
 from atlas.training import RunConfig
+from atlas.training.precision import Precision
 
 Version = Literal["written", "tuned"]
 SURROGATE, SURROGATE_SEED = "natural", 99
@@ -92,9 +93,12 @@ class Order:
     only: tuple[str, ...] = ()
     """Keys of rows, or patterns of them; all where there is none."""
     attack_dtype: str = "float32"
+    precision: str = "float32"
+    """Of all trainings; in a lower one they have channels last where that is fast."""
 
     def __post_init__(self) -> None:
         choose("attack dtype", self.attack_dtype, DTYPES)
+        choose("precision", self.precision, {name: name for name in get_args(Precision)})
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"seeds is {self.seeds}; wanted 1 to {MOST_SEEDS}")
         if self.seeds > 1 and not self.artefact.columns:
@@ -138,7 +142,13 @@ class Order:
     def run(self, row: Row, seed: int) -> Run:
         setting = self.setting(row.task)
         name = self._preset(row)
-        return Run(name, {**_fitting(setting.changes, name), **row.changes}, seed)
+        return Run(name, {**_fitting(setting.changes, name), **row.changes, **self._arithmetic}, seed)
+
+    @property
+    def _arithmetic(self) -> dict[str, Any]:
+        """What the precision changes in all presets."""
+        lower = {"training.precision": self.precision, "training.channels_last": "auto"}
+        return {} if self.precision == "float32" else lower
 
     def _preset(self, row: Row) -> str:
         return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
@@ -146,7 +156,7 @@ class Order:
     def surrogate(self, task: str) -> Run:
         setting = self.setting(task)
         name = f"{setting.prefix}{SURROGATE}"
-        return Run(name, _fitting(setting.changes, name), SURROGATE_SEED)
+        return Run(name, {**_fitting(setting.changes, name), **self._arithmetic}, SURROGATE_SEED)
 
     def columns(self, row: Row) -> list[Column]:
         """The evaluations of a row, in the order in which they are made."""
@@ -173,6 +183,7 @@ class Order:
         words += [f"--network {self.network}"] if self.network else []
         words += ["--version tuned"] if self.version == "tuned" else []
         words += [f"--seeds {self.seeds}"] if self.seeds > 1 else []
+        words += [f"--precision {self.precision}"] if self.precision != "float32" else []
         words += [f"--attack-dtype {self.attack_dtype}"] if self.attack_dtype != "float32" else []
         return " ".join([*words, *(f"--rows {shlex.quote(key)}" for key in self.only)])
 

@@ -83,6 +83,7 @@ class Probe:
             config = replace(config, method=replace(method, attack=_one_step(attack)))
         terms = "+".join(name for name, weight in config.method.weights.items() if weight)
         key = f"{config.model} {shape_of(config, task)} {type(method).__name__} {terms}"
+        key += "" if config.training.precision == "float32" else f" {config.training.precision}"
         images = _fitting(10 * self.forward(config, task))
         shape, classes = shape_of(config, task), TASKS[task]
         return more + self._measured(

@@ -8,19 +8,24 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from atlas import models
-from atlas.data import Images
+from atlas.data import Batch, Images
 from atlas.disk import write_atomic
 from atlas.reproduce.order import Run
 from atlas.rng import Rng
+from atlas.signals import Requests
 from atlas.training import RunConfig
+from atlas.training.display import Display
+from atlas.training.log import Log
 from atlas.training.run import checked_device
+from atlas.training.trainer import Trainer
 
 REPEATS = 5
 
@@ -58,23 +63,21 @@ class Timings:
 def training_step(
     config: RunConfig, shape: tuple[int, ...], classes: int, batch: int = 0, device: str | None = None
 ) -> Callable[[], None]:
-    """A whole step of the configuration on made-up images: adversary, terms, backward pass, update."""
+    """A training step of the configuration on a batch of made-up images, at the full eps."""
     place, batch = checked_device(device), batch or config.training.batch_size
     stats = ([0.5] * shape[0], [0.25] * shape[0]) if config.normalize else None
-    model = models.build(config.model, num_classes=classes, shape=shape, normalize=stats).to(place).train()
-    optimizer = config.training.optimizer.build(model.parameters())
-    rng = Rng.batch(batch).fold("timing").to(place)
-    x = rng.fold("x").uniform(shape)
-    y = torch.arange(batch, device=place) % classes
-    weights = list(model.parameters())
-
-    def step() -> None:
-        optimizer.zero_grad()
-        loss = config.method.loss(model, x, y, threat=config.threat, rng=rng)
-        loss.backward(inputs=weights)  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return step
+    model = models.build(config.model, num_classes=classes, shape=shape, normalize=stats).to(place)
+    optimizer = replace(config.training.optimizer, lr=1e-5)  # so that the weights stay where they are
+    schedule = replace(config.training.schedule, ramp_epochs=0)
+    training = replace(config.training, batch_size=batch, optimizer=optimizer, schedule=schedule)
+    ids = torch.arange(batch, device=place)
+    x, y = Rng.lanes(0, ids).fold("timing").uniform(shape), ids % classes
+    images, quiet = Images(x.cpu(), y.cpu(), classes), Display("", 1, shown=False)
+    trainer = Trainer(
+        model, images, images, config.method, config.threat, training, Log(None), quiet, Requests()
+    )
+    trainer.at.batch = 1  # the last step of an epoch, of one batch, would look at the Jacobian besides
+    return partial(trainer.step, Batch(ids, x, y))
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -49,6 +49,7 @@ def plain(findings: Findings) -> dict[str, Any]:
         "scale": order.scale,
         "version": order.version,
         "seeds": order.seeds,
+        "precision": order.precision,
         "attack_dtype": order.attack_dtype,
         "command": order.command,
         "commit": commit(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,15 @@ def test_rows_are_the_presets_unchanged(
         assert asked.run(row, 0).hash == preset_hash(f"{prefix}{row.key}")
         assert asked.run(row, 2).hash == preset_hash(f"{prefix}{row.key}", seed=2)
         assert asked.run(row, 0).command == f"atlas train {prefix}{row.key}"
+
+
+def test_a_lower_precision_is_that_of_all_trainings() -> None:
+    """They are those of `atlas train PRESET --precision auto` on a machine that knows bfloat16."""
+    asked = order("table1-mnist", network="cnn", precision="bfloat16-all")
+    for run in [*(asked.run(row, 0) for row in asked.rows), asked.surrogate("mnist")]:
+        plain = RunConfig.of(load_preset(run.preset)[1])
+        lower = replace(plain.training, precision="bfloat16-all", channels_last="auto", seed=run.seed)
+        assert run.config == replace(plain, training=lower)
 
 
 @pytest.mark.parametrize("scale", ["paper", "cpu"])
@@ -135,6 +145,7 @@ def test_rows_by_key_and_pattern() -> None:
     ("name", "options", "words"),
     [
         ("table1-mnist", {"only": ("adv-2",)}, "table1-mnist has no row 'adv-2'; choose from: jac, adv-1"),
+        ("table1-mnist", {"precision": "float8"}, "precision 'float8'"),
         ("table1-mnist", {"seeds": 0}, "seeds is 0; wanted 1 to 10"),
         ("table1-mnist", {"seeds": 11}, "wanted 1 to 10"),
         ("table1-mnist", {"network": "wrn-28-8"}, "network is 'wrn-28-8'; wanted one of cnn, cnn-small"),
@@ -171,8 +182,9 @@ def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_command_goes_on_with_the_same_order() -> None:
-    asked = order("table1-mnist", network="cnn", seeds=3, only=("*-1",), attack_dtype="bfloat16")
-    options = "--network cnn --seeds 3 --attack-dtype bfloat16 --rows '*-1'"
+    lower = {"precision": "bfloat16-all", "attack_dtype": "bfloat16"}
+    asked = order("table1-mnist", network="cnn", seeds=3, only=("*-1",), **lower)
+    options = "--network cnn --seeds 3 --precision bfloat16-all --attack-dtype bfloat16 --rows '*-1'"
     assert asked.command == f"atlas reproduce table1-mnist --scale cpu {options}"
     assert asked.name == "table1-mnist-cpu-cnn"
     assert order("table1-mnist", network="cnn-small").name == "table1-mnist-cpu"
