@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -81,10 +82,13 @@ TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))
 
 @pytest.mark.parametrize("row", TUNED)
 def test_a_tuned_preset_is_the_best_of_its_search(row: str) -> None:
-    """The same settings, on all images: the first trial of the table, which is sorted by the score."""
+    """The first trial of the table, which is sorted by the score, on all images and three times as long."""
     folder = ROOT / "results/tune-mnist" / row
     found, tuned = (load_preset(name)[1] for name in (str(folder / "best.toml"), f"mnist-small-{row}-tuned"))
-    assert RunConfig.of(found | {"data": "mnist"}) == RunConfig.of(tuned)
+    short = RunConfig.of(found | {"data": "mnist"})
+    schedule = short.training.schedule
+    long = replace(schedule, epochs=3 * schedule.epochs, ramp_epochs=3 * schedule.ramp_epochs)
+    assert replace(short, training=replace(short.training, schedule=long)) == RunConfig.of(tuned)
     first = json.loads((folder / "table.json").read_text())
     columns = dict(zip(first["columns"], first["rows"][0], strict=True))
     assert columns["config"] == fingerprint(RunConfig.of(found).table())
