@@ -20,13 +20,13 @@ from torch.func import functional_call, vjp
 from atlas import models
 from atlas.attacks import frozen
 from atlas.bench.cases import case
-from atlas.bench.machine import machine
 from atlas.bench.passes import ALPHA, kl
 from atlas.bench.report import facts, over, put_between_markers, ratio
 from atlas.bench.step import CLASSES, THREAT, random_batch, trainer
 from atlas.cli.process import keep_memory
 from atlas.data import AUGMENTS
 from atlas.disk import write_atomic
+from atlas.machine import machine
 from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
 

@@ -2,7 +2,7 @@
 
 python scripts/mnist_results.py attack RUN... [--n 1000]    # writes RUN/scores.json
 python scripts/mnist_results.py keep RUN...                 # copies the small files to results/mnist/
-python scripts/mnist_results.py table                       # prints results/mnist/ as Markdown
+python scripts/mnist_results.py write                       # puts results/mnist/ into docs/mnist.md
 """
 
 from __future__ import annotations

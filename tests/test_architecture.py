@@ -25,6 +25,7 @@ ROOMS = (
         "disk",
         "checkpoint",
         "signals",
+        "machine",
         "config",
         "rng",
         "threat",

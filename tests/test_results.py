@@ -69,12 +69,19 @@ def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
     file = ROOT / "results" / folder / f"{name}.md"
     shown = file.read_text()
     assert between(page, f"<!-- begin: {marker} -->", f"<!-- end: {marker} -->") == shown.strip()
-    for row in json.loads(file.with_suffix(".json").read_text())["rows"]:
-        for cell in row["cells"].values():
-            for seed in cell.get("seeds", []):
-                if "k" in seed:
-                    assert cell["ours"] == pytest.approx(100 * seed["k"] / seed["n"])
-                    assert f"{cell['ours']:.2f} [" in shown
+    whole = json.loads(file.with_suffix(".json").read_text())
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines()]
+    for row in (row for row in whole["rows"] if row["cells"]):
+        (place,) = (k for k, line in enumerate(lines) if line[0] == row["label"] and line[2] == "paper")
+        for text, cell in zip(lines[place + 1][3:], row["cells"].values(), strict=True):
+            (score,) = cell.get("seeds") or [{}]
+            if "k" in score:
+                assert cell["ours"] == pytest.approx(100 * score["k"] / score["n"])
+            if cell["ours"] is not None:
+                assert float(text.split()[0].strip(",")) == pytest.approx(cell["ours"], rel=0.005, abs=0.005)
+    for row in whole["tables"].get("summary", whole["tables"].get("paired"))["rows"]:
+        texts = [cell if isinstance(cell, str) else cell["text"] for cell in row]
+        assert any(all(map(str.startswith, line, texts)) for line in lines if len(line) == len(texts)), texts
 
 
 TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))

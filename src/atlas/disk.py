@@ -119,6 +119,21 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def in_use(folder: Path) -> bool:
+    """Whether a process works in the folder right now."""
+    try:
+        handle = os.open(folder / "lock", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def _take(folder: Path, handle: int) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

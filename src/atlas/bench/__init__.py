@@ -13,7 +13,6 @@ from atlas.bench.attack_report import (
     model_title,
 )
 from atlas.bench.cases import MEASURED, REFERENCE, Case, case
-from atlas.bench.machine import machine
 from atlas.bench.match_report import (
     MATCH_HEADINGS,
     OWN_HEADINGS,
@@ -50,6 +49,7 @@ from atlas.bench.step import (
     random_batch,
     training_with,
 )
+from atlas.machine import machine
 
 __all__ = [
     "ATTACK_HEADINGS",

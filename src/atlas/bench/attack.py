@@ -26,11 +26,11 @@ from atlas.attacks.arranged import arranged
 from atlas.attacks.lanes import ask
 from atlas.bench.apart import ApartError
 from atlas.bench.attack_cases import AttackCase
-from atlas.bench.machine import wait_for
 from atlas.bench.peers import PEERS, Job, Peer
 from atlas.bench.quiet import quiet
 from atlas.evaluation.course import Subject
 from atlas.evaluation.plan import Plan
+from atlas.machine import wait_for
 from atlas.threat import Linf
 
 OURS = "ours"

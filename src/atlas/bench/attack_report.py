@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from atlas.bench.attack import NOT_INSTALLED, OURS, Contest, Entry
-from atlas.bench.report import facts, over, ratio
+from atlas.bench.report import facts, grid, over, ratio
 
 ATTACK_HEADINGS = ("who", "seconds", f"time / {OURS}", "robust %", "how")
 LONGEST_NOTE = 46
@@ -90,8 +90,6 @@ def attack_markdown(report: Mapping[str, Any]) -> str:
     for model in report["models"]:
         parts.append(f"**{model_title(model)}**")
         for attack in model["attacks"]:
-            rows = attack_rows(attack["contestants"])
-            lines = [ATTACK_HEADINGS, ("---",) * len(ATTACK_HEADINGS), *rows]
-            table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+            table = grid(ATTACK_HEADINGS, attack_rows(attack["contestants"]))
             parts.append(f"{attack['attack']} ({attack['settings']})\n\n{table}")
     return "\n\n".join(parts)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from atlas.bench.passes import EQUATIONS
 from atlas.errors import Interrupted
+from atlas.report.collect import records
 from atlas.signals import caught_signals
 from atlas.training import Ranks, RunConfig, train
 from atlas.training.folder import RunFolder
@@ -60,13 +61,7 @@ class Runner:
     @property
     def epochs(self) -> int:
         """How many are done."""
-        return sum(line["kind"] == "epoch" for line in lines(RunFolder(self.folder).metrics))
-
-
-def lines(path: Path) -> list[Record]:
-    """The whole lines of a run's log; the last one may be torn."""
-    data = path.read_bytes() if path.exists() else b""
-    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
+        return sum(line["kind"] == "epoch" for line in records(RunFolder(self.folder).metrics))
 
 
 @dataclass(frozen=True)

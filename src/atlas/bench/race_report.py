@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from atlas.bench.drawing import GRAY, plain_log, write_figure
-from atlas.bench.race import EVENT, Runner, lines
+from atlas.bench.race import EVENT, Runner
 from atlas.bench.report import grid, markers
 from atlas.errors import UsageError
 from atlas.report import plots
+from atlas.report.collect import records
 from atlas.training.folder import RunFolder
 
 TIME_MARKERS = markers("time")
@@ -24,9 +25,9 @@ LEVERS = ("precision", "channels_last")
 def laps(runner: Runner) -> list[dict[str, float]]:
     """After each epoch: the seconds of training so far, and the validation accuracies."""
     place = RunFolder(runner.folder)
-    epochs = [r for r in lines(place.metrics) if r["kind"] == "epoch"]
+    epochs = [r for r in records(place.metrics) if r["kind"] == "epoch"]
     pieces = defaultdict(list)
-    for line in lines(place.timing):
+    for line in records(place.timing):
         if line["event"] == EVENT:
             pieces[line["epoch"]].append(line)
     found, seconds, before = [], 0.0, 0

@@ -18,11 +18,11 @@ import torch
 from torch import nn
 
 from atlas.bench.cases import Case
-from atlas.bench.machine import wait_for
 from atlas.bench.passes import Bare
 from atlas.config import Table, build, override, table_of
 from atlas.data import Batch, Images
 from atlas.errors import UsageError
+from atlas.machine import wait_for
 from atlas.rng import Rng
 from atlas.signals import Requests
 from atlas.threat import Linf

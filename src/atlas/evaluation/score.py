@@ -10,6 +10,13 @@ Z_95 = 1.959963984540054
 """The 97.5% point of the standard normal distribution."""
 
 
+def wilson(rate: float, n: int) -> tuple[float, float]:
+    """The 95% score interval of a rate among n, which holds near 0 and 1 too."""
+    centre = (rate + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
+    half = Z_95 * math.sqrt(rate * (1 - rate) / n + Z_95**2 / (4 * n**2)) / (1 + Z_95**2 / n)
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
 @dataclass(frozen=True)
 class Score:
     """`right` of `n` examples."""
@@ -25,11 +32,7 @@ class Score:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95% score interval, which holds near 0 and 1 too."""
-        n, p = self.n, self.rate
-        centre = (p + Z_95**2 / (2 * n)) / (1 + Z_95**2 / n)
-        half = Z_95 * math.sqrt(p * (1 - p) / n + Z_95**2 / (4 * n**2)) / (1 + Z_95**2 / n)
-        return max(0.0, centre - half), min(1.0, centre + half)
+        return wilson(self.rate, self.n)
 
     def plain(self) -> dict[str, Any]:
         """As JSON; one that a fatal flag makes meaningless has no number."""

@@ -73,9 +73,9 @@ def percent(label: str, least: float = 0.0) -> Axis:
     return Axis(label, [(k / 10, f"{10 * k}") for k in ticks], tens / 10, 1.0)
 
 
-def even(label: str, low: float, high: float, most: int = 7) -> Axis:
-    """Round numbers, at most so many, over a range."""
-    rough = max(high - low, 1e-9) / most
+def even(label: str, low: float, high: float) -> Axis:
+    """Round numbers, about seven, over a range."""
+    rough = max(high - low, 1e-9) / 7
     base = 10.0 ** math.floor(math.log10(rough))
     step = next(base * k for k in (1, 2, 5, 10) if base * k >= rough * (1 - 1e-9))
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)

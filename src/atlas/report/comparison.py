@@ -17,6 +17,7 @@ from atlas.report.words import duration, p_words, threat_words
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""
 CLEAN, WORST = "clean", "worst case"
+"""Columns that come with any attack; the worst case is that of all attacks on a model, image by image."""
 TIED_MEANS = (
     f"not significantly different from the best of its column (p ≥ {LEVEL}, McNemar's exact test on the same "
     "images, each model against the best, not corrected for the number of comparisons)"

@@ -1,1 +1,1 @@
-"""The paper, row by row: presets."""
+"""The paper: its settings as presets, its tables and figures as artefacts, and the demo."""

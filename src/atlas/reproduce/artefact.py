@@ -14,9 +14,6 @@ from atlas.reproduce import paper
 if TYPE_CHECKING:
     from atlas.reproduce.findings import Findings
 
-CLEAN, WORST = "clean", "worst case"
-"""Columns that come with any attack; the worst case is that of all attacks of the row, image by image."""
-
 
 @dataclass(frozen=True)
 class Row:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from atlas.report.comparison import WORST
 from atlas.report.tables import Cell, Table
 from atlas.reproduce.artefact import Row
 from atlas.reproduce.columns import SUITES
@@ -12,7 +13,7 @@ from atlas.reproduce.paper import TIME
 from atlas.reproduce.values import Value
 from atlas.reproduce.verdicts import Subject
 
-Line = list[Cell | str]
+TableRow = list[Cell | str]
 LIST_HEADS = (
     *("row", "data", "network", "column", "paper", "ours", "difference"),
     *("n", "by seed", "status"),
@@ -28,7 +29,7 @@ def title(findings: Findings) -> str:
 def side_by_side(findings: Findings) -> Table:
     """Three lines a row: the paper's accuracy in %, ours with its 95% interval, the difference in points."""
     columns = findings.order.artefact.columns
-    lines: list[Line] = []
+    lines: list[TableRow] = []
     for row in findings.rows:
         values = [_value(findings, row, column) for column in columns]
         network = findings.order.run(row, 0).config.model
@@ -45,7 +46,7 @@ def listed(findings: Findings) -> Table:
     return Table.of(title(findings), LIST_HEADS, lines)
 
 
-def _listed(findings: Findings, row: Row, column: str) -> Line:
+def _listed(findings: Findings, row: Row, column: str) -> TableRow:
     value = findings.value(row, column)
     ours = Cell("") if value.ours is None else Cell("", value.ours, value.interval)
     n = "" if value.n is None else str(value.n)
@@ -64,15 +65,16 @@ def notes(findings: Findings) -> Iterator[str]:
         held_out = " or ".join(f"{size:,}" for size in sizes)
         yield f"{task}: {order.setting(task).words}. Of the training images {held_out} are for validation."
     if order.seeds > 1:
-        ours = f"the mean of {order.seeds} seeds, with Student's 95% interval by their spread"
+        ours = f"the mean of {order.seeds} seeds, with a 95% interval for other seeds and other images"
     else:
         ours = "of one seed, with Wilson's 95% interval"
+    worst = f" The worst case is taken image by image over {_worst_of(findings)}."
     yield (
-        f"Accuracy in %; ours is {ours}, each model at its best validation epoch. The worst case is taken "
-        f"image by image over {_worst_of(findings)}."
+        f"Accuracy in %; ours is {ours}, each model at its best validation epoch."
+        f"{worst if WORST in order.artefact.columns else ''}"
     )
     if TIME in order.artefact.columns:
-        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on that of the JSON file."
+        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on one that the JSON names."
     if order.precision != "float32":
         yield f"Trained in {order.precision}, with channels last where that is fast, the time a batch too."
     if order.attack_dtype != "float32":

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from atlas.attacks import Attack, Transfer
 from atlas.evaluation.plan import build_attack
+from atlas.report.comparison import CLEAN
 from atlas.reproduce import paper
-from atlas.reproduce.artefact import CLEAN, Row
+from atlas.reproduce.artefact import Row
 from atlas.reproduce.columns import Column
 from atlas.reproduce.order import Order, Run
 from atlas.reproduce.probe import Probe
@@ -38,7 +39,7 @@ class Costs:
         config, training = run.config, run.config.training
         images = _training_images(config.data) - _validation_images(config)
         validation = _validation_images(config) * training.validation.attack.steps
-        epoch = images * self.probe.step(config, task) + validation * self.probe.gradient(config, task)
+        epoch = images * self.probe.step(config, task) + validation * self.probe.crafting(config, task)
         return A_RUN + max(0, _epochs(config, task) - done) * epoch
 
     def attack(self, run: Run, row: Row, column: Column) -> float:
@@ -50,7 +51,9 @@ class Costs:
         return AN_EVALUATION + kept * sum(self._an_image(attack, config, row.task) for attack in attacks)
 
     def _an_image(self, attack: Attack[Any], config: RunConfig, task: str) -> float:
-        forward, gradient = self.probe.forward(config, task), self.probe.gradient(config, task)
+        dtype = "float32" if attack.needs_precision else self.order.attack_dtype
+        forward = self.probe.forward(config, task, dtype)
+        gradient = self.probe.gradient(config, task, dtype)
         if isinstance(attack, Transfer):
             step = gradient
         else:

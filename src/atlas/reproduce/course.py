@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from atlas.config import fingerprint
+from atlas.disk import in_use
 from atlas.report.collect import origin, records
-from atlas.reproduce.lab import NOT_FINITE
 from atlas.reproduce.order import Run
-from atlas.reproduce.workspace import Workspace, in_use
+from atlas.reproduce.workspace import Workspace
 from atlas.training.folder import RunFolder
 
 State = Literal["finished", "unfinished", "in use", "failed", "not begun"]
@@ -84,7 +84,7 @@ def course(run: Run, workspace: Workspace) -> Course:
     folder = done or begun
     state: State = "finished" if done else "unfinished" if begun else "not begun"
     if not done:
-        broken = (begun or workspace.place(run)) / NOT_FINITE
+        broken = RunFolder(begun or workspace.place(run)).not_finite
         if broken.exists():
             state, folder = "failed", broken.parent
         elif begun is not None and in_use(begun):

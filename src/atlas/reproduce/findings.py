@@ -8,8 +8,9 @@ from typing import Any
 
 from atlas.evaluation.compare import Paired, paired
 from atlas.report.collect import origin
+from atlas.report.comparison import CLEAN, WORST
 from atlas.reproduce import paper
-from atlas.reproduce.artefact import CLEAN, WORST, Row
+from atlas.reproduce.artefact import Row
 from atlas.reproduce.course import course
 from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order

@@ -12,6 +12,7 @@ from torch import nn
 
 from atlas import data
 from atlas.data import Images
+from atlas.disk import in_use
 from atlas.errors import CheckpointError, LockError, NumericError
 from atlas.evaluation import Report
 from atlas.evaluation.evaluate import Evaluation
@@ -24,15 +25,14 @@ from atlas.reproduce.order import Order, Run
 from atlas.reproduce.paper import TIME
 from atlas.reproduce.scales import make_smoke_data
 from atlas.reproduce.timings import REPEATS, Timings
-from atlas.reproduce.workspace import Workspace, in_use, note_origin
+from atlas.reproduce.workspace import Workspace, note_origin
 from atlas.signals import Requests, caught_signals
 from atlas.training import load_config, load_model, train
+from atlas.training.folder import RunFolder
 from atlas.training.run import checked_device
 
 SEED = 0
 """Of attacks, and of test images that are drawn by chance."""
-NOT_FINITE = "not-finite.json"
-"""What a training leaves behind that broke off."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class Lab:
         begun = self.workspace.unfinished(run)
         if begun is not None and in_use(begun):
             raise LockError(f"{begun} is being trained by another process")
-        broken = (begun or self.workspace.place(run)) / NOT_FINITE
+        broken = RunFolder(begun or self.workspace.place(run)).not_finite
         if broken.exists():
             raise NumericError(f"training broke off: see {broken}, and remove its folder to try again")
         folder = self.workspace.brought(run)

@@ -14,8 +14,9 @@ from atlas.attacks import Climb
 from atlas.attacks.forms import DTYPES
 from atlas.config import fingerprint, override
 from atlas.errors import UsageError, choose
+from atlas.report.comparison import CLEAN, WORST
 from atlas.reproduce import preset
-from atlas.reproduce.artefact import CLEAN, WORST, Artefact, Row
+from atlas.reproduce.artefact import Artefact, Row
 from atlas.reproduce.columns import Column, column
 from atlas.reproduce.paper import TIME
 from atlas.reproduce.scales import ScaleName, Setting, default_network, setting
@@ -174,7 +175,9 @@ class Order:
         """Of the folder of its results."""
         network = "" if self.network == default_network(self.scale) else self.network
         version = "" if self.version == "written" else self.version
-        return "-".join(filter(None, [self.artefact.name, self.scale, network, version]))
+        trained = "" if self.precision == "float32" else f"trained-{self.precision}"
+        attacked = "" if self.attack_dtype == "float32" else f"attacked-{self.attack_dtype}"
+        return "-".join(filter(None, [self.artefact.name, self.scale, network, version, trained, attacked]))
 
     @property
     def command(self) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from atlas.report.comparison import WORST
 from atlas.report.tables import Cell, Table
-from atlas.reproduce.artefact import WORST
 from atlas.reproduce.columns import STRONG
-from atlas.reproduce.comparison import Line, title
+from atlas.reproduce.comparison import TableRow, title
 from atlas.reproduce.findings import Findings
 
 HEADS = ("under", "against", "seed", "n", "only the first right", "only the other right", "difference", "p")
 NOTE = (
     "McNemar's exact test, two-sided, on the same images. The difference is that of accuracies, the first "
     "minus the other, in points, with a 95% interval; p is the chance of one as large if both were equally "
-    "robust. One seed of each says nothing of how much seeds differ."
+    "robust, not corrected for the number of tests. One seed of each says nothing of how much seeds differ."
 )
 
 
@@ -40,8 +40,8 @@ class PairedTests:
         return Table.of(f"{title(findings)}: {names[self.one]} against others", HEADS, lines, notes=(NOTE,))
 
 
-def _lines(findings: Findings, one: str, other: str, name: str, column: str) -> list[Line]:
-    lines: list[Line] = []
+def _lines(findings: Findings, one: str, other: str, name: str, column: str) -> list[TableRow]:
+    lines: list[TableRow] = []
     for seed, pair in findings.paired(one, other, column):
         gap, ends = 100 * pair.difference, tuple(100 * end for end in pair.interval)
         difference = Cell(f"{gap:+.2f}", gap, (ends[0], ends[1]))

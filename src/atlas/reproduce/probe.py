@@ -14,12 +14,15 @@ import torch
 
 from atlas import models
 from atlas.attacks import frozen
+from atlas.attacks.forms import searched
 from atlas.attacks.gradient import input_gradient
 from atlas.disk import write_atomic
+from atlas.machine import machine, wait_for
 from atlas.objectives import margin
 from atlas.reproduce.scales import SMOKE_SIDE, TASKS
-from atlas.reproduce.timings import machine, training_step
+from atlas.reproduce.timings import training_step
 from atlas.training import RunConfig
+from atlas.training.precision import crafting_dtype
 from atlas.training.run import checked_device
 
 PIECE = 0.15
@@ -45,8 +48,8 @@ class Probe:
     say: Callable[[str], None] = lambda text: None
 
     def __post_init__(self) -> None:
-        known = {key: value for key, value in machine().items() if key != "load"}
-        self._here = json.dumps({**known, "device": self.device}, sort_keys=True)
+        here = machine(checked_device(self.device))
+        self._here = json.dumps({k: v for k, v in here.items() if k != "load_before"}, sort_keys=True)
         try:
             self._all: dict[str, dict[str, float]] = dict(json.loads(self.path.read_text()))
         except (OSError, ValueError, TypeError):
@@ -61,17 +64,21 @@ class Probe:
             write_atomic(self.path, (json.dumps(self._all, indent=1) + "\n").encode())
         return self._known[key]
 
-    def forward(self, config: RunConfig, task: str) -> float:
+    def forward(self, config: RunConfig, task: str, dtype: str = "float32") -> float:
         """A forward pass, an image."""
-        key = f"{config.model} {shape_of(config, task)} forward"
-        rough = self._measured(f"{key}, 2 images", lambda n: self._pass(config, task, n, False), 2)
-        return self._measured(key, lambda n: self._pass(config, task, n, False), _fitting(rough))
+        key = f"{config.model} {shape_of(config, task)} {dtype} forward"
+        rough = self._measured(f"{key}, 2 images", lambda n: self._pass(config, task, n, dtype, False), 2)
+        return self._measured(key, lambda n: self._pass(config, task, n, dtype, False), _fitting(rough))
 
-    def gradient(self, config: RunConfig, task: str) -> float:
+    def gradient(self, config: RunConfig, task: str, dtype: str = "float32") -> float:
         """A forward pass and the gradient with respect to the image."""
-        images = _fitting(3 * self.forward(config, task))
-        key = f"{config.model} {shape_of(config, task)} gradient"
-        return self._measured(key, lambda n: self._pass(config, task, n, True), images)
+        images = _fitting(3 * self.forward(config, task, dtype))
+        key = f"{config.model} {shape_of(config, task)} {dtype} gradient"
+        return self._measured(key, lambda n: self._pass(config, task, n, dtype, True), images)
+
+    def crafting(self, config: RunConfig, task: str) -> float:
+        """A step of an attack in training, or in its validation."""
+        return self.gradient(config, task, crafting_dtype(config.training.precision))
 
     def step(self, config: RunConfig, task: str) -> float:
         """A training step, an image. That of several attack steps is put together from one of one."""
@@ -79,29 +86,32 @@ class Probe:
         attack: Any = method.attack
         more = 0.0
         if attack is not None:
-            more = (attack.steps - 1) * self.gradient(config, task)
+            more = (attack.steps - 1) * self.crafting(config, task)
             config = replace(config, method=replace(method, attack=_one_step(attack)))
         terms = "+".join(name for name, weight in config.method.weights.items() if weight)
-        key = f"{config.model} {shape_of(config, task)} {type(method).__name__} {terms}"
-        key += "" if config.training.precision == "float32" else f" {config.training.precision}"
+        what = f"{type(method).__name__} {terms} {config.training.precision}"
+        key = f"{config.model} {shape_of(config, task)} {what}"
         images = _fitting(10 * self.forward(config, task))
         shape, classes = shape_of(config, task), TASKS[task]
         return more + self._measured(
             key, lambda n: training_step(config, shape, classes, n, self.device), images
         )
 
-    def _pass(self, config: RunConfig, task: str, images: int, gradient: bool) -> Callable[[], object]:
+    def _pass(
+        self, config: RunConfig, task: str, images: int, dtype: str, gradient: bool
+    ) -> Callable[[], object]:
         place = checked_device(self.device)
         model = models.build(config.model, num_classes=TASKS[task], shape=shape_of(config, task)).to(place)
         x = torch.full((images, *shape_of(config, task)), 0.5, device=place)
         y = torch.zeros(images, dtype=torch.int64, device=place)
+        search = searched(model, dtype)
 
         def work() -> object:
             with frozen(model):
                 if gradient:
-                    return input_gradient(model, x, lambda logits: margin(logits, y))
+                    return input_gradient(search, x, lambda logits: margin(logits, y))
                 with torch.no_grad():
-                    return model(x)
+                    return search(x)
 
         return work
 
@@ -119,8 +129,7 @@ def _time(work: Callable[[], object], device: torch.device) -> float:
         for _ in range(2):
             began = clock()
             work()
-            if not cpu:
-                torch.cuda.synchronize(device)
+            wait_for(device)
             spent = clock() - began
             if spent > LONG:
                 break

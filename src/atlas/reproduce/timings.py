@@ -1,10 +1,8 @@
-"""What a training step and a pass of an attack cost on this machine."""
+"""What a training step costs on this machine."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ import torch
 from atlas import models
 from atlas.data import Batch, Images
 from atlas.disk import write_atomic
+from atlas.machine import machine, wait_for
 from atlas.reproduce.order import Run
 from atlas.rng import Rng
 from atlas.signals import Requests
@@ -41,7 +40,8 @@ class Timings:
         """The seconds a batch, unless they are known."""
         if self.known(run) is None:
             step = training_step(run.config, images.shape, images.num_classes, device=self.device)
-            entry = {"seconds": seconds(step, repeats, checked_device(self.device)), **machine()}
+            place = checked_device(self.device)
+            entry = {"seconds": seconds(step, repeats, place), **machine(place)}
             # Read again: another process may have measured something meanwhile.
             table = {**self._read(), self._key(run): entry}
             write_atomic(self.path, (json.dumps(table, indent=2) + "\n").encode())
@@ -87,18 +87,6 @@ def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> f
     for _ in range(repeats):
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         found.append(time.perf_counter() - began)
     return statistics.median(found)
-
-
-def machine() -> dict[str, Any]:
-    """What the time was measured on."""
-    return {
-        "threads": torch.get_num_threads(),
-        "cores": os.cpu_count(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "torch": torch.__version__,
-        "load": round(os.getloadavg()[0], 2),
-    }

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from atlas.evaluation import Score
+from atlas.evaluation.score import wilson
 from atlas.report.tables import Cell
 from atlas.reproduce.paper import TIME
 
@@ -57,15 +58,16 @@ class Value:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95%: Wilson's with one seed; with more, Student's for their mean, by their spread."""
-        if self.ours is None or not self.seeds:
+        """95%: Wilson's, for other images, and Student's, for other seeds, as independent errors.
+
+        All seeds see the same images, so that their spread alone says nothing of the choice of those.
+        """
+        if self.ours is None or self.n is None:
             return None
-        if len(self.seeds) == 1:
-            low, high = self.seeds[0].score.interval
-            return 100 * low, 100 * high
-        spread = statistics.stdev(100 * each.score.rate for each in self.seeds)
-        half = T_95[len(self.seeds) - 2] * spread / math.sqrt(len(self.seeds))
-        return max(0.0, self.ours - half), min(100.0, self.ours + half)
+        low, high = (100 * end for end in wilson(self.ours / 100, self.n))
+        half = _student([100 * each.score.rate for each in self.seeds])
+        ends = self.ours - math.hypot(self.ours - low, half), self.ours + math.hypot(high - self.ours, half)
+        return max(0.0, ends[0]), min(100.0, ends[1])
 
     @property
     def difference(self) -> float | None:
@@ -114,3 +116,10 @@ class Value:
             "seeds": [each.plain() for each in self.seeds],
             **({} if self.timing is None else {"timing": dict(self.timing)}),
         }
+
+
+def _student(values: Sequence[float]) -> float:
+    """Half of the 95% interval of their mean; nothing where one value shows no spread."""
+    if len(values) == 1:
+        return 0.0
+    return T_95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from atlas.evaluation import Report, Score
 from atlas.evaluation.flags import Flag, Record, after
-from atlas.reproduce.artefact import CLEAN, WORST, Row
+from atlas.report.comparison import CLEAN, WORST
+from atlas.reproduce.artefact import Row
 from atlas.reproduce.course import Course
 
 
@@ -78,14 +79,14 @@ class Subject:
     row: Row
     course: Course
     exams: Mapping[str, Exam]
-    columns: int
+    expected: int
     """How many examinations it should have."""
     usual: int | None
     """The images of most of them; None for all."""
 
     @property
     def complete(self) -> bool:
-        return self.course.finished and len(self.exams) == self.columns
+        return self.course.finished and len(self.exams) == self.expected
 
     @property
     def largest_label(self) -> str:

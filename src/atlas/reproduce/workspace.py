@@ -8,7 +8,6 @@ data/                    made-up images of scale smoke
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -22,7 +21,7 @@ from typing import Any
 
 from atlas import __version__
 from atlas.config import fingerprint
-from atlas.disk import write_atomic
+from atlas.disk import in_use, write_atomic
 from atlas.errors import AtlasError, LockError
 from atlas.report.collect import ORIGIN
 from atlas.reproduce.order import Run, meaning
@@ -116,21 +115,6 @@ def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
                 with suppress(OSError, ValueError, TypeError):
                     yield Path(folder), dict(json.loads(Path(folder, "config.json").read_text()))
             seen.add(real)
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process works in the folder right now."""
-    try:
-        handle = os.open(folder / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def note_origin(folder: Path, command: str) -> None:

@@ -16,9 +16,9 @@ PATIENCE = 120.0
 
 
 @contextmanager
-def waited_for(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
+def waited_for(folder: Path) -> Iterator[None]:
     """`locked`, once whoever works there has gone."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + PATIENCE
     while True:
         lock = locked(folder)
         try:
@@ -32,15 +32,6 @@ def waited_for(folder: Path, patience: float = PATIENCE) -> Iterator[None]:
         yield
     finally:
         lock.__exit__(None, None, None)
-
-
-def is_free(folder: Path) -> bool:
-    """Whether nobody works in the folder."""
-    try:
-        with locked(folder):
-            return True
-    except LockError:
-        return False
 
 
 def identity(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from atlas.evaluation import Score
+from atlas.report.collect import records
 from atlas.sweep.slots import OUTCOME, newest
 from atlas.training.folder import RunFolder
 from atlas.training.log import Record
@@ -41,11 +41,11 @@ class Outcome:
     @classmethod
     def of(cls, state: str, folder: Path, config: str, n: int, **rest: Any) -> Outcome:
         """From what a run has written so far."""
-        records = epochs_of(folder)
-        seconds = sum(line.get("seconds", 0.0) for line in _lines(RunFolder(folder).timing))
-        best = next((record for record in reversed(records) if record["best"]), None)
+        epochs = epochs_of(folder)
+        seconds = sum(line.get("seconds", 0.0) for line in records(RunFolder(folder).timing))
+        best = next((epoch for epoch in reversed(epochs) if epoch["best"]), None)
         found = {} if best is None else {"clean": best["val_clean"], "robust": best["val_robust"]}
-        notes = [rest.pop("note", ""), *(_collapse(record) for record in records)]
+        notes = [rest.pop("note", ""), *map(_collapse, epochs)]
         return cls(
             state,
             config,
@@ -53,7 +53,7 @@ class Outcome:
             note="; ".join(filter(None, notes)),
             **found,
             best_epoch=None if best is None else best["epoch"] + 1,
-            epochs=len(records),
+            epochs=len(epochs),
             seconds=round(seconds, 1),
             **rest,
         )
@@ -97,13 +97,8 @@ def best(found: Sequence[Row]) -> Row | None:
 
 def epochs_of(folder: Path) -> list[Record]:
     """The records of a run's epochs."""
-    return [line for line in _lines(RunFolder(folder).metrics) if line["kind"] == "epoch"]
+    return [line for line in records(RunFolder(folder).metrics) if line["kind"] == "epoch"]
 
 
 def _collapse(record: Record) -> str:
     return f"collapse in epoch {record['epoch'] + 1}" if record["collapse"] else ""
-
-
-def _lines(path: Path) -> list[Record]:
-    text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]

@@ -16,9 +16,9 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 
-from atlas.disk import locked
+from atlas.disk import in_use, locked
 from atlas.errors import LockError
-from atlas.sweep.locks import identity, is_free, waited_for
+from atlas.sweep.locks import identity, waited_for
 from atlas.sweep.slots import SLOT, SURPLUS, newest, slot_of
 from atlas.sweep.space import Space
 from atlas.sweep.storage import BEAT_SECONDS, GRACE_SECONDS
@@ -113,7 +113,7 @@ class Queue:
 
     def _is_orphan(self, trial: FrozenTrial, slot: int) -> bool:
         if trial.user_attrs.get(FOLDER) == identity(self.folder):
-            return is_free(self._lock(slot))
+            return not in_use(self._lock(slot))
         begun = trial.datetime_start
         old = begun is not None and datetime.now() - begun > timedelta(seconds=GRACE_SECONDS)
         return FOLDER not in trial.user_attrs and old  # died within its first moment

@@ -7,6 +7,7 @@ tensorboard/            the metrics as TensorBoard events
 state.safetensors       all that resuming needs, and state.previous.safetensors, the one before
 best.safetensors        the weights of the best epoch
 last.safetensors        the weights at the end
+not-finite.json         what was not finite, where training broke off for that
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class RunFolder:
         self.previous = path / "state.previous.safetensors"
         self.best = path / "best.safetensors"
         self.last = path / "last.safetensors"
+        self.not_finite = path / "not-finite.json"
 
     @property
     def begun(self) -> bool:

@@ -39,7 +39,12 @@ def lowered_model(precision: Precision, model: nn.Module, device: torch.device) 
 
 def searched_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
     """The model as validation's attack searches with it; what it finds is checked with the model itself."""
-    return model if precision == "float32" else _in_bfloat16(model, device)
+    return model if crafting_dtype(precision) == "float32" else _in_bfloat16(model, device)
+
+
+def crafting_dtype(precision: Precision) -> str:
+    """In which the passes that make adversaries are."""
+    return "float32" if precision == "float32" else "bfloat16"
 
 
 def _in_bfloat16(model: nn.Module, device: torch.device) -> Model:

@@ -174,7 +174,7 @@ class Trainer:
         report = where | {"terms": {k: repr(v) for k, v in numbers.items()}, "examples": ids.tolist()}
         noted = ""
         if self.log.folder is not None:
-            path = self.log.folder.path / "not-finite.json"
+            path = self.log.folder.not_finite
             write_atomic(path, (json.dumps(report, indent=2) + "\n").encode())
             noted = f"; terms and examples are in {path}"
         raise NumericError(

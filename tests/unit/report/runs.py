@@ -10,7 +10,6 @@ import numpy as np
 
 from atlas import data
 from atlas.attacks import PGD, Attack
-from atlas.config import fingerprint
 from atlas.evaluation import Report, evaluate
 from atlas.models import source
 from atlas.training import RunConfig, load_config, load_model, train
@@ -66,12 +65,3 @@ def collapse(run: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     records[-1] |= {"collapse": True, "val_robust": 0.0}
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def rewrite_config(run: Path, **changes: object) -> None:
-    """Change settings and keep the hash right, as if the run had been made so."""
-    path = run / "config.json"
-    whole = json.loads(path.read_text())
-    whole["config"] |= changes
-    whole["hash"] = fingerprint(whole["config"])
-    path.write_text(json.dumps(whole))

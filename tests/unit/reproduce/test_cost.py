@@ -11,25 +11,26 @@ from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.cost import A_RUN, AN_EVALUATION, Costs
 from atlas.reproduce.order import Order
 from atlas.reproduce.probe import Probe
-from atlas.training import RunConfig
 
-FORWARD, GRADIENT, STEP = 1.0, 3.0, 10.0
+FORWARD, GRADIENT, STEP, HALF = 1.0, 3.0, 10.0, 0.5
 
 
 class Known(Probe):
-    def forward(self, config: RunConfig, task: str) -> float:
-        return FORWARD
+    """A machine on which passes in bfloat16 take half of the time."""
 
-    def gradient(self, config: RunConfig, task: str) -> float:
-        return GRADIENT
+    def _measured(self, key: str, make: object, images: int) -> float:
+        spent = FORWARD if "forward" in key else GRADIENT if "gradient" in key else STEP
+        return spent * (HALF if "bfloat16" in key else 1)
 
-    def step(self, config: RunConfig, task: str) -> float:
-        return STEP
+
+def costs_of(folder: Path, **options: str) -> Costs:
+    order = Order(ARTEFACTS["table1-mnist"], "cpu", folder, **options)  # type: ignore[arg-type]
+    return Costs(order, Known(folder / "probe.json"))
 
 
 @pytest.fixture
 def costs(tmp_path: Path) -> Costs:
-    return Costs(Order(ARTEFACTS["table1-mnist"], "cpu", tmp_path), Known(tmp_path / "probe.json"))
+    return costs_of(tmp_path)
 
 
 def test_training(costs: Costs) -> None:
@@ -39,6 +40,25 @@ def test_training(costs: Costs) -> None:
     assert costs.training(costs.order.run(rows["adv-1"], 0), "mnist", done=30) == A_RUN + 10 * epoch
     assert costs.training(costs.order.run(rows["adv-1"], 0), "mnist", done=99) == A_RUN
     assert costs.training(costs.order.run(rows["jac"], 0), "mnist") == A_RUN + 22 * epoch
+
+
+def test_every_further_step_of_an_attack_is_a_gradient(costs: Costs) -> None:
+    (row,) = [row for row in costs.order.rows if row.key == "adv-20"]
+    epoch = 55_000 * (STEP + 19 * GRADIENT) + 5000 * 20 * GRADIENT
+    assert costs.training(costs.order.run(row, 0), "mnist") == A_RUN + 40 * epoch
+
+
+def test_a_lower_precision_shortens_what_is_made_in_it(costs: Costs, tmp_path: Path) -> None:
+    lower = costs_of(tmp_path, precision="bfloat16-all", attack_dtype="bfloat16")
+    (row,) = [row for row in costs.order.rows if row.key == "adv-20"]
+    one, other = (each.training(each.order.run(row, 0), "mnist") - A_RUN for each in (costs, lower))
+    assert other == HALF * one
+    for column in costs.order.columns(row):
+        one, other = (c.attack(c.order.run(row, 0), row, column) - AN_EVALUATION for c in (costs, lower))
+        if column.label == "AutoAttack":  # of which FAB and Square need float32
+            assert HALF * one < other < one
+        else:
+            assert other == pytest.approx(one if column.label == "RayS" else HALF * one)
 
 
 def test_attacks(costs: Costs) -> None:

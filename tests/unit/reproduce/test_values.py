@@ -26,13 +26,29 @@ def test_one_seed_has_wilsons_interval() -> None:
 
 
 @pytest.mark.parametrize("rates", [(0.75, 0.8), (0.7, 0.72, 0.8), (0.1, 0.2, 0.3, 0.4, 0.5)])
-def test_several_seeds_have_students_interval(rates: tuple[float, ...]) -> None:
-    several = value(*rates)
+def test_several_seeds_on_many_images_have_students_interval(rates: tuple[float, ...]) -> None:
+    several = value(*rates, n=10**8)
     percent = 100 * np.array(rates)
     low, high = stats.t.interval(0.95, len(rates) - 1, percent.mean(), stats.sem(percent))
     assert several.ours == pytest.approx(percent.mean())
     assert several.interval == pytest.approx((max(0, low), min(100, high)), abs=0.02)
     assert [each["rate"] for each in several.plain()["seeds"]] == pytest.approx(list(rates))
+
+
+def test_seeds_that_agree_leave_the_choice_of_images() -> None:
+    assert value(0.75, 0.75, 0.75).interval == pytest.approx(value(0.75).interval)
+
+
+def test_an_interval_covers_other_seeds_and_other_images() -> None:
+    """Models that differ by seed, each shown the same few images: the truth is in 95% of the intervals."""
+    draw, truth, n, trials = np.random.default_rng(0), 0.7, 100, 2000
+    found = 0
+    for _ in range(trials):
+        hard = stats.norm.ppf(draw.uniform(size=n))  # an image is right where the model is strong enough
+        strength = stats.norm.ppf(truth) * np.sqrt(1 + 0.3**2) + 0.3 * draw.normal(size=3)
+        low, high = value(*((hard < s).mean() for s in strength), n=n).interval or (0, 0)
+        found += low <= 100 * truth <= high
+    assert 0.93 < found / trials < 0.995
 
 
 def test_the_points_of_students_distribution() -> None:

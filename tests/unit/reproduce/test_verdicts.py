@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
-from atlas.evaluation import AttackResult, Report
 from atlas.evaluation.flags import after, raised
-from atlas.reproduce.artefact import Row
-from atlas.reproduce.course import Course
 from atlas.reproduce.findings import _marks
-from atlas.reproduce.order import Run
-from atlas.reproduce.verdicts import Exam, Subject
-
-CLEAN, SURVIVED = -1, -2
-
-
-def exam(right: list[int], clean: list[int], ids: list[int] | None = None, white_box: bool = True) -> Exam:
-    """One attack on some images: which are right after it, and which were before."""
-    n = len(right)
-    before, after = torch.tensor(clean).bool(), torch.tensor(right).bool()
-    attempt = torch.where(before, torch.where(after, SURVIVED, 0), CLEAN)
-    step, queries = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.int64)
-    result = AttackResult("attack", {}, white_box, 5, 1, attempt, step, torch.zeros(n), queries)
-    numbers = torch.tensor(ids if ids is not None else range(n))
-    report = Report({}, numbers, numbers % 2, before, {"attack": result}, [], {"attack": 1.0})
-    return Exam(Path("nowhere"), report)
-
-
-def subject(exams: dict[str, Exam], usual: int | None = None, columns: int | None = None) -> Subject:
-    run = Run("mnist-small-adv-1", {}, 0)
-    course = Course(run, "finished", None, (), 0.0)
-    return Subject(Row("mnist", "adv-1"), course, exams, columns or len(exams), usual)
+from tests.unit.reproduce.by_hand import exam, subject
 
 
 def test_clean_is_of_the_most_images_and_worst_is_image_by_image() -> None:
@@ -61,12 +36,12 @@ def test_a_column_on_fewer_images_than_most_is_no_part_of_the_worst_case() -> No
 
 
 def test_there_is_no_worst_case_until_all_columns_are_there() -> None:
-    row = subject({"PGD-20": exam([1, 1], [1, 1])}, columns=2)
+    row = subject({"PGD-20": exam([1, 1], [1, 1])}, expected=2)
     assert not row.complete
     assert row.verdicts("worst case") is None
     assert row.verdicts("Un-T") is None
     assert row.verdicts("PGD-20") is not None
-    assert subject({}, columns=1).verdicts("clean") is None
+    assert subject({}, expected=1).verdicts("clean") is None
 
 
 @pytest.mark.parametrize(("right", "chance"), [(50, True), (55, True), (75, False)])
@@ -85,6 +60,14 @@ def test_a_black_box_attack_that_finds_more_is_flagged_across_columns() -> None:
     assert [flag.name for flag in row.flags] == ["black-box-stronger"]
     assert "fools 5 of 100 images" in row.flags[0].message
     assert subject({"PGD-20": white}).flags == []
+
+
+def test_flags_are_of_the_images_that_all_columns_saw() -> None:
+    """Of images 0 to 199 the white-box attack leaves those from 10 on; the other saw 100 to 219 only."""
+    white = exam([0] * 10 + [1] * 190, [1] * 200)
+    black = exam([0] * 6 + [1] * 94 + [0] * 20, [1] * 120, ids=list(range(100, 220)), white_box=False)
+    (flag,) = subject({"PGD-20": white, "RayS": black}).flags
+    assert "fools 6 of 100 images" in flag.message
 
 
 def test_every_black_box_attack_that_finds_more_is_named() -> None:
@@ -115,6 +98,6 @@ def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is
 
 
 def test_a_mean_of_fewer_seeds_says_so() -> None:
-    rows = (subject({"PGD-20": exam([1] * 9, [1] * 9)}), subject({}, columns=1))
+    rows = (subject({"PGD-20": exam([1] * 9, [1] * 9)}), subject({}, expected=1))
     assert _marks(rows, 1) == ("1 of 2 seeds",)
     assert _marks(rows, 2) == ()

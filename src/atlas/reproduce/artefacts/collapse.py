@@ -11,7 +11,7 @@ from atlas.report import plots
 from atlas.report.tables import Cell, Table
 from atlas.reproduce import paper
 from atlas.reproduce.artefact import Artefact, Row
-from atlas.reproduce.comparison import Line, missing, title
+from atlas.reproduce.comparison import TableRow, missing, title
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import Findings
 
@@ -47,7 +47,7 @@ def summary(findings: Findings) -> Table:
     return Table.of(title(findings), HEADS, lines, notes=notes)
 
 
-def _line(findings: Findings, row: Row) -> Line:
+def _line(findings: Findings, row: Row) -> TableRow:
     course = findings.subjects[row.key][0].course
     what = [findings.name(row), f"{row.changes['method.alpha']:g}", f"{row.changes['method.beta']:g}"]
     best = course.best_epoch
@@ -72,7 +72,7 @@ def _line(findings: Findings, row: Row) -> Line:
 def epochs(findings: Findings) -> Table:
     """Every epoch of every row."""
     names = ("val_robust", "val_clean", "jacobian", "lr", "eps", "loss")
-    lines: list[Line] = [
+    lines: list[TableRow] = [
         [row.key, str(epoch["epoch"] + 1), *(Cell(f"{epoch[name]:g}", epoch[name]) for name in names)]
         for row in findings.rows
         for epoch in findings.subjects[row.key][0].course.epochs

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from atlas.report.comparison import CLEAN
 from atlas.reproduce import paper
-from atlas.reproduce.artefact import CLEAN, Artefact, Row
+from atlas.reproduce.artefact import Artefact, Row
 from atlas.reproduce.artefacts.tables import CIFAR, STRONGEST
 from atlas.reproduce.lines import Curve, Lines
 
@@ -94,10 +95,7 @@ ARTEFACTS = (
         figure=Lines(
             "method.attack.relative_step",
             "step, in units of eps",
-            {
-                f"plateau {k}": Curve("adv-1", {"training.schedule.plateau": k})
-                for k in paper.text("plateaus")
-            },
+            {f"plateau {k}": Curve("adv-1", {"training.schedule.plateau": k}) for k in PLATEAUS},
             log=False,
         ),
     ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from atlas.reproduce.artefact import CLEAN, WORST, Artefact, Row
+from atlas.report.comparison import CLEAN, WORST
+from atlas.reproduce.artefact import Artefact, Row
 from atlas.reproduce.figures import dots
 from atlas.reproduce.paired import PairedTests
 from atlas.reproduce.paper import TIME

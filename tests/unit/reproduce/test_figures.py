@@ -1,0 +1,148 @@
+"""What the figures and tables of artefacts show, against rows that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.reproduce import paper
+from atlas.reproduce.artefacts import ARTEFACTS
+from atlas.reproduce.artefacts import collapse as app_e
+from atlas.reproduce.comparison import notes
+from atlas.reproduce.course import Course
+from atlas.reproduce.findings import Findings
+from atlas.reproduce.lab import Lab
+from atlas.reproduce.order import Order
+from atlas.reproduce.verdicts import Exam, Subject
+from atlas.reproduce.workspace import Workspace
+from tests.unit.reproduce.by_hand import exam
+
+KNOWN = {
+    "cifar10-jac-alpha=0.5": "jac",
+    "cifar100-jac-alpha=0.5": "jac",
+    "cifar10-trades-beta=2": "trades-1",
+    "cifar100-trades-beta=2": "trades-1",
+    "cifar10-atlas-alpha=0.0002-beta=5": "atlas-1",
+    "cifar100-atlas-alpha=0.0002-beta=5": "atlas-1",
+    "step=1.25-plateau=2": "adv-1",
+}
+"""The points of sweeps that are rows of the paper's tables."""
+SWEEPS = (
+    "step-size",
+    "alpha-sweep",
+    "beta-sweep",
+    "atlasg-vs-trades",
+    "jac-sweep",
+    "trades-sweep",
+    "atlas-grid",
+)
+EPOCHS = [(0.10, 0.9, 5.0), (0.50, 0.8, 7.0), (0.30, 0.85, 90.0), (0.20, 0.95, 40.0)]
+"""Validation robust and clean accuracy and J²; the second is the best, the third a collapse."""
+
+
+def findings(
+    name: str, folder: Path, exams: Mapping[str, Mapping[str, Exam]], scale: Any = "cpu"
+) -> Findings:
+    """The artefact with these exams by row and column, and each row's training as above."""
+    order = Order(ARTEFACTS[name], scale, folder)
+    subjects = {
+        row.key: (
+            Subject(
+                row,
+                Course(order.run(row, 0), "finished", None, _epochs(), 0.0),
+                exams.get(row.key, {}),
+                len(order.columns(row)),
+                order.setting(row.task).n(""),
+            ),
+        )
+        for row in order.rows
+    }
+    return Findings(order, subjects, Lab(Workspace(folder)))
+
+
+def _epochs() -> tuple[dict[str, Any], ...]:
+    records: list[dict[str, Any]] = []
+    for k, (robust, clean, jacobian) in enumerate(EPOCHS):
+        records.append({"kind": "probe", "epoch": k, "step": 10 * (k + 1), "jacobian": jacobian + 1})
+        found = {"val_robust": robust, "val_clean": clean, "jacobian": jacobian, "best": k < 2}
+        more = {"collapse": k == 2, "step": 10 * (k + 1), "lr": 0.1, "eps": 0.1, "loss": 1.0}
+        records.append({"kind": "epoch", "epoch": k, **found, **more})
+    return tuple(records)
+
+
+def of_ten(right: int) -> Exam:
+    return exam([1] * right + [0] * (10 - right), [1] * 10)
+
+
+def drawn(axes: Any, marker: str) -> list[tuple[float, float]]:
+    """The points with this marker, in the order in which they were drawn."""
+    lines = [line for line in axes.lines if line.get_marker() == marker]
+    return [point for line in lines for point in zip(line.get_xdata(), line.get_ydata(), strict=True)]
+
+
+def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
+    found = findings(
+        "ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}, "atlas-1": {"Multi-T": of_ten(7)}}
+    )
+    figure = ARTEFACTS["ablation-cifar10"].figure(found)
+    clean, robust = figure.axes
+    rows = [row.key for row in found.rows]
+    ours = [(30.0, rows.index("adv-1")), (70.0, rows.index("atlas-1"))]
+    # A cross, because the training by hand collapses.
+    assert drawn(robust, "x") == ours
+    assert drawn(clean, "x") == [(100.0, k) for _, k in ours]
+    theirs = {y: x for x, y in drawn(robust, "D")}
+    assert theirs == {k: paper.number("cifar10", key, "Multi-T") for k, key in enumerate(rows)}
+    whiskers = [list(line.get_xdata()) for line in robust.lines if len(line.get_xdata()) == 2]
+    assert whiskers == [pytest.approx([10.78, 60.32], abs=0.01), pytest.approx([39.68, 89.22], abs=0.01)]
+
+
+def test_lines_of_a_sweep_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
+    right = {"0.1": 2, "0.5": 6, "2": 4}
+    exams = {f"cifar10-jac-alpha={alpha}": {"Multi-T": of_ten(k)} for alpha, k in right.items()}
+    figure = ARTEFACTS["jac-sweep"].figure(findings("jac-sweep", tmp_path, exams))
+    _, robust, *_ = figure.axes
+    (line,) = [line for line in robust.lines if line.get_marker() == "o"]
+    assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.1, 20), (0.5, 60), (2.0, 40)]
+    assert drawn(robust, "D") == [(0.5, paper.number("cifar10", "jac", "Multi-T"))]
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_only_the_papers_own_points_of_a_sweep_have_its_numbers(name: str) -> None:
+    for row in ARTEFACTS[name].rows:
+        assert row.paper == KNOWN.get(row.key, ""), row.key
+
+
+def test_a_collapse_in_numbers(tmp_path: Path) -> None:
+    table = app_e.summary(findings("collapse", tmp_path, {}))
+    texts = [[getattr(cell, "text", cell) for cell in line] for line in table.rows]
+    numbers = ["4", "50.0", "20.0", "7", "90", "80.0", "95.0", "epoch 3"]
+    assert [line[3:] for line in texts] == [numbers] * 4
+
+
+def test_a_collapse_as_a_picture(tmp_path: Path) -> None:
+    jacobian, robust, clean, *_ = app_e.draw(findings("collapse", tmp_path, {})).axes
+    assert list(jacobian.lines[0].get_ydata()) == [6, 8, 91, 41]
+    assert list(jacobian.lines[0].get_xdata()) == pytest.approx([1, 2, 3, 4])
+    assert list(robust.lines[0].get_ydata()) == pytest.approx([10, 50, 30, 20])
+    assert list(clean.lines[0].get_ydata()) == pytest.approx([90, 80, 85, 95])
+    assert [list(axis.lines[1].get_xdata()) for axis in (jacobian, robust, clean)] == [[3, 3]] * 3
+
+
+@pytest.mark.parametrize(
+    ("rays", "words"),
+    [(400, "over all attacks."), (50, "over all attacks but RayS, which had fewer images.")],
+)
+def test_the_note_names_what_the_worst_case_leaves_out(tmp_path: Path, rays: int, words: str) -> None:
+    def of(n: int) -> Exam:
+        return exam([1] * n, [1] * n)
+
+    exams = {"cifar10-adv-1": {"RayS": of(rays), "AutoAttack": of(400)}}
+    assert any(note.endswith(words) for note in notes(findings("rays-autoattack", tmp_path, exams)))
+
+
+def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path) -> None:
+    assert not any("worst case" in note for note in notes(findings("ablation-cifar10", tmp_path, {})))
