@@ -62,6 +62,7 @@ def test_the_demo_in_readme() -> None:
         ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
         ("docs/cifar.md", "ablation-cifar10", "ablation-cifar10-cpu", "ablation-cifar10"),
         ("docs/cifar.md", "table1-cifar100", "table1-cifar100-cpu", "table1-cifar100"),
+        ("docs/cifar.md", "ablation-cifar100", "ablation-cifar100-cpu", "ablation-cifar100"),
     ],
 )
 def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
