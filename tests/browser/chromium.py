@@ -36,13 +36,13 @@ def find() -> str | None:
 class Chromium:
     """A browser with one tab. Everything that the tab asks the network for is noted in `requests`."""
 
-    def __init__(self, program: str, profile: Path, width: int = 1100, height: int = 900) -> None:
+    def __init__(self, program: str, profile: Path) -> None:
         to_read, self.out = os.pipe()
         self.back, to_write = os.pipe()
         command = [
             *(program, "--headless=new", "--remote-debugging-pipe", f"--user-data-dir={profile}"),
             *("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
-            *("--no-first-run", "--disable-background-networking", f"--window-size={width},{height}"),
+            *("--no-first-run", "--disable-background-networking", "--window-size=1100,900"),
         ]
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, str(to_read), str(to_write), *command],
@@ -146,9 +146,9 @@ class Chromium:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme], media="print" if paper else "")
 
-    def picture(self, *, whole: bool = False) -> bytes:
-        """A PNG of the window, or of the whole page."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+    def picture(self) -> bytes:
+        """A PNG of the window."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def pdf(self) -> bytes:
         """The page as it is printed."""

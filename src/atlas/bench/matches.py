@@ -86,17 +86,15 @@ def steps(name: str, size: int, shape: tuple[int, ...], device: str) -> Steps:
 class Steps:
     """The steps of other trainers on one batch, made when they are first asked for, and timed."""
 
-    def __init__(
-        self, model: nn.Module, batch: Batch, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, model: nn.Module, batch: Batch) -> None:
         # One copy for all of them: the weights hardly move, and what a library hangs into it is not ours.
-        self.model, self.batch, self.clock = copy.deepcopy(model), batch, clock
+        self.model, self.batch = copy.deepcopy(model), batch
         self.made: dict[tuple[str, str], Callable[[], None]] = {}
 
     def __call__(self, label: str, who: str) -> float:
         with quiet():
             step = self.made.get((label, who)) or self._make(label, who)
-            return seconds_of(step, self.clock, self.batch.x.device)
+            return seconds_of(step, time.perf_counter, self.batch.x.device)
 
     def _make(self, label: str, who: str) -> Callable[[], None]:
         found = case(label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,17 +129,15 @@ class Lab:
         task = self._task(order, row, run, folder, column)
         if task is None:
             return None
-        for place in self.workspace.evaluations(run, folder, slug(column.label), task.about):
-            with suppress(CheckpointError):  # not finished, or damaged: it is made again
-                return place, load_report(place)
-        return None
+        return _finished(self.workspace.evaluations(run, folder, slug(column.label), task.about))
 
     def _examine(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> None:
-        if self.examination(order, row, run, folder, column) is not None:
-            return
         task = self._task(order, row, run, folder, column)
         assert task is not None, "the surrogate is trained first"
-        place = self.workspace.evaluations(run, folder, slug(column.label), task.about)[0]
+        places = self.workspace.evaluations(run, folder, slug(column.label), task.about)
+        if _finished(places) is not None:
+            return
+        place = places[0]
         self.say(f"{row.label}, {row.task}, seed {run.seed}: {column.label} on {len(task.data)} images")
         note_origin(place, order.command)
         task.run(place, progress=self.progress)
@@ -156,3 +154,11 @@ class Lab:
         plan = Plan(run.config.threat, attacks, column.chain, SEED, order.attack_dtype)
         images = self.test_images(run.config.data, column.n, column.random)
         return Evaluation(self.model(folder), images, plan)
+
+
+def _finished(places: Sequence[Path]) -> tuple[Path, Report] | None:
+    """The first evaluation of these folders that can be read."""
+    for place in places:
+        with suppress(CheckpointError):  # not finished, or damaged: it is made again
+            return place, load_report(place)
+    return None
