@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,21 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import Attack, Model, frozen
+from atlas.attacks import Attack, Model, NotFinite, frozen
 from atlas.attacks.arranged import arranged
+from atlas.attacks.gradient import has_gradients, input_gradient
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
 from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
 from atlas.evaluation.flags import Flag, after
-from atlas.evaluation.folder import EvaluationFolder, slug
+from atlas.evaluation.folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
+from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat, check_threat
+
+GRADIENTS = 8
+"""Images whose gradients are kept, to know the model again by."""
 
 
 def evaluate(
@@ -151,6 +156,8 @@ class _Work:
         if self.place:
             clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
             known = self.place.answers(clean, random=plan.eot > 1)
+            if (gradients := _gradients(subject)) is not None:
+                self.place.check_gradients(gradients)
             subject, right = replace(subject, logits=known["logits"].to(subject.logits)), known["right"]
         flags = [] if shard else self._probed(subject)
         results = self._attacked(subject, images.ids, right)
@@ -213,3 +220,14 @@ class _Work:
             self.place.save_columns(name, result.columns())
             self.place.drop_state(label)
         return result
+
+
+def _gradients(subject: Subject) -> Tensor | None:
+    """The margin's at the first images, [K, ...]; None where there are none, or others each time."""
+    x, y = subject.x[:GRADIENTS], subject.y[:GRADIENTS]
+    if not has_gradients(subject.model, x[:1]):
+        return None
+    with suppress(NotFinite):
+        one, two = (input_gradient(subject.model, x, lambda logits: margin(logits, y))[1] for _ in range(2))
+        return None if far_apart(one, two) else one.cpu()
+    return None

@@ -32,6 +32,8 @@ from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 CONFIG, PROGRESS = "config.json", "progress.json"
 SAME = 1e-3
 """Logits of one model may differ by this share: other batches and other machines round otherwise."""
+TURNED = 0.1
+"""The same for its gradients, all together."""
 
 
 class EvaluationFolder:
@@ -77,6 +79,17 @@ class EvaluationFolder:
                 "choose another folder"
             )
         return known
+
+    def check_gradients(self, gradients: Tensor) -> None:
+        """Those of some clean images, [K, ...]: a model that answers as before may have others by now."""
+        known = (self.load_columns("gradients") or {}).get("gradients")
+        if known is None or known.shape != gradients.shape:
+            self.save_columns("gradients", {"gradients": gradients})
+        elif far_apart(known, gradients):
+            raise UsageError(
+                f"{self.path} holds the evaluation of another model: its gradients were others; "
+                "choose another folder"
+            )
 
     def holds(self, label: str, *, images: bool) -> bool:
         """Whether the attack is over, and its images are there if they are wanted."""
@@ -171,3 +184,8 @@ class EvaluationFolder:
 def slug(label: str) -> str:
     """A label as part of a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "attack"
+
+
+def far_apart(a: Tensor, b: Tensor) -> bool:
+    """Whether gradients differ by more than rounding, which may turn a few units of a network on or off."""
+    return bool((a - b).norm() > TURNED * torch.maximum(a.norm(), b.norm()))

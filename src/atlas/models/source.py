@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import torch
 from safetensors import SafetensorError
@@ -95,19 +97,44 @@ def of_module(model: nn.Module, device: torch.device | str = "cpu") -> Loaded:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The sha256 of its layers, weights and buffers, and of the code of layers of one's own.
+    """The sha256 of its layers, weights and buffers, and of one's own code behind the layers.
 
     Of the code, because whoever mends a masked gradient may change nothing else.
     """
     digest = hashlib.sha256(str(model).encode())
-    for module in sorted({type(layer).__module__ for layer in model.modules()}):
-        if module.partition(".")[0] not in ("torch", __package__.partition(".")[0]):
-            with suppress(OSError, TypeError, KeyError):  # typed at a prompt, say
-                digest.update(inspect.getsource(sys.modules[module]).encode())
+    for module in _own_modules({type(layer).__module__ for layer in model.modules()}):
+        with suppress(OSError, TypeError):  # typed at a prompt, say
+            digest.update(inspect.getsource(module).encode())
     for name, tensor in {**model.state_dict(), **dict(model.named_buffers())}.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def _own_modules(names: set[str]) -> list[ModuleType]:
+    """The modules of these names, and those that they take something from, without installed ones."""
+    found: dict[str, ModuleType] = {}
+    todo = set(names)
+    while todo:
+        module = sys.modules.get(name := todo.pop())
+        if module is None or name in found or _installed(module):
+            continue
+        found[name] = module
+        for value in list(vars(module).values()):
+            if isinstance(value, ModuleType):
+                todo.add(value.__name__)
+            elif isinstance(value, type | FunctionType):
+                todo.add(value.__module__)
+    return [found[name] for name in sorted(found)]
+
+
+def _installed(module: ModuleType) -> bool:
+    """Whether it comes with Python, with a package, or with ATLAS."""
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] == __package__.partition(".")[0]:
+        return True
+    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
+    return bool(packaged) or Path(file).is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _weighted(

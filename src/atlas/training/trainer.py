@@ -230,7 +230,7 @@ class Trainer:
         at.batch -= 1  # eps and lr as they were in the last step
         record |= {"eps": self.schedule.ramp(self.now) * self.threat.eps, "lr": self.lr, **at.means()}
         record |= {"jacobian": at.jacobian, "val_clean": clean, "val_robust": robust}
-        collapse = at.watch.look(epoch, robust, at.jacobian)
+        collapse = at.watch.look(epoch, robust, clean, at.jacobian, len(self.held_out))
         record["best"] = at.guide.update(epoch, robust, self.schedule)
         record["collapse"] = collapse is not None
         if record["best"]:
@@ -266,6 +266,6 @@ class Trainer:
         self.at.watch.collapsed = False
         self.learner.return_to_best()
         self.display.warn(
-            f"rolled back to epoch {self.at.guide.best_epoch + 1}; going on with {self.method} "
-            f"and learning rate {self.lr:.2g}"
+            f"rolled back to epoch {self.at.guide.best_epoch + 1}; going on with alpha "
+            f"{getattr(self.method, 'alpha', 0.0):.2g} and learning rate {self.lr:.2g}"
         )

@@ -82,6 +82,35 @@ def test_answers_that_round_otherwise_are_those_of_the_first_time(images: Images
     assert torch.equal(place.answers(other, random=False)["logits"], known["logits"])
 
 
+def test_a_mended_gradient_is_another_model_s(images: Images, tmp_path: Path) -> None:
+    """Straight through a rounding, or not: the same answers under the same key."""
+    steady, mended = net(), [False]
+
+    def rounding(x: Tensor) -> Tensor:
+        rounded = (x * 16).round() / 16
+        logits: Tensor = steady(x + (rounded - x).detach() if mended[0] else rounded + 0 * x)
+        return logits
+
+    run(images, rounding, folder=tmp_path, model_key="mine")
+    run(images, rounding, folder=tmp_path, model_key="mine")
+    mended[0] = True
+    with pytest.raises(UsageError, match="another model: its gradients were others"):
+        run(images, rounding, folder=tmp_path, model_key="mine")
+
+
+def test_gradients_that_differ_each_time_are_no_sign_of_another_model(images: Images, tmp_path: Path) -> None:
+    steady, generator = net(), torch.Generator().manual_seed(0)
+
+    def shaky(x: Tensor) -> Tensor:
+        way = x * torch.randn(x.shape, generator=generator)
+        logits: Tensor = steady(x.detach() + way - way.detach())
+        return logits
+
+    one = run(images, shaky, folder=tmp_path, model_key="mine")
+    other = run(images, shaky, folder=tmp_path, model_key="mine")
+    assert one.worst == other.worst
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_logits_of_any_precision(dtype: torch.dtype, images: Images, tmp_path: Path) -> None:
     model = net().to(dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import linecache
 import sys
 from pathlib import Path
 
@@ -144,6 +145,24 @@ def test_a_fingerprint_is_of_one_s_own_code_and_of_buffers_that_are_not_saved(
     changed = importlib.import_module("layer0").Masked()
     changed.levels += 1
     assert fingerprint(changed) != prints[0]
+
+
+@pytest.mark.parametrize("taken", ["from MODULE import rounded", "import MODULE\nrounded = MODULE.rounded"])
+def test_a_fingerprint_is_of_the_code_that_a_layer_takes_from_elsewhere(
+    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = LAYER.replace("LEVELS", "8.0").replace("ROUNDED", "rounded(x)")
+    (tmp_path / "theirs.py").write_text(f"{taken.replace('MODULE', 'defence')}\n{code}")
+    prints = []
+    for way in ("x.round()", "x + (x.round() - x).detach()"):
+        (tmp_path / "defence.py").write_text(f"def rounded(x):\n    return {way}\n")
+        for module in ("theirs", "defence"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+        linecache.clearcache()
+        importlib.invalidate_caches()
+        prints.append(fingerprint(importlib.import_module("theirs").Masked()))
+    assert prints[0] != prints[1]
 
 
 @pytest.mark.parametrize(
