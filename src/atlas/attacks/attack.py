@@ -10,14 +10,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic
 
+import torch
 from torch import Tensor
 
 from atlas.attacks import lanes
 from atlas.attacks.frozen import Model
 from atlas.attacks.state import Fresh, S, Step
-from atlas.errors import UsageError
+from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
-from atlas.threat import Threat
+from atlas.threat import Threat, check_threat
 
 
 class Attack(ABC, Generic[S]):
@@ -66,5 +67,21 @@ class Attack(ABC, Generic[S]):
 
         Without `rng` every call draws the same numbers; in a loop give `Rng.batch(len(x), step=i)`.
         """
+        check_threat(threat)
+        y = _labels(x, y)
         rng = (Rng.batch(len(x)) if rng is None else rng).to(x.device)
         return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
+
+
+def _labels(x: object, y: object) -> Tensor:
+    """y as int64, if both are what an attack can work with."""
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        kinds = f"{type(x).__name__} and {type(y).__name__}"
+        raise DataError(f"got {kinds}; wanted tensors: images [B, C, H, W] and labels [B]")
+    whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+    if not whole or x.ndim < 2 or y.shape != x.shape[:1]:
+        raise DataError(
+            f"got images {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; wanted images [B, C, H, W] "
+            "and whole numbers [B], the class of each"
+        )
+    return y.to(torch.int64)

@@ -92,6 +92,11 @@ class Engine:
         self.search = model if search is None else search
         self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
         self.logits = ask(model, x, batch_size) if logits is None else logits
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.logits.shape[1]:
+            raise DataError(
+                f"labels go from {int(y.min())} to {int(y.max())} and the model tells {self.logits.shape[1]} "
+                "classes apart: is it the model of this data set?"
+            )
         attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])
         self.ledger = Ledger(x, y, self.logits, attempts)
         # Attempts wait in the order (attempt, example); the first of them have been taken.

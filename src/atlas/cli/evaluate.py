@@ -27,6 +27,9 @@ from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
 from atlas.training.contact import rank, size
 
+INVALID = 9
+"""The exit code of an evaluation whose numbers mean nothing."""
+
 
 def evaluate(
     ctx: typer.Context,
@@ -120,7 +123,10 @@ def evaluate(
             return
     elif processes > 1:
         run_shards(ctx, task, folder, processes)
-    _print(task.run(folder), as_json)
+    report = task.run(folder)
+    _print(report, as_json)
+    if not report.valid:
+        raise typer.Exit(INVALID)
 
 
 def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
@@ -145,6 +151,7 @@ def _print(report: Report, as_json: bool) -> None:
         print(json.dumps(report.summary(), indent=2))
         return
     title = f"accuracy [95% interval] on {report.n} images"
+    title += ", each attack on what those before it left" if report.about["standing"] else ""
     table = Table(
         "attack", "accuracy", "fooled", "queries an image", "time", title=title, title_justify="left"
     )

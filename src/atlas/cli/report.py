@@ -13,6 +13,9 @@ from atlas.disk import write_atomic
 from atlas.errors import UsageError, unknown
 from atlas.terminal import Terminal
 
+SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
+"""What a file of such a name is taken to be."""
+
 
 def report(
     runs: Annotated[
@@ -53,6 +56,9 @@ def report(
 
     if kind not in write.FORMATS:
         raise unknown("format", kind, write.FORMATS)
+    suffix = "" if out is None else out.suffix.lower()
+    if kind != SUFFIXES.get(suffix, kind):
+        raise UsageError(f"--out {out} is a {suffix} file, and the format is {kind}: give --format too")
     if out is not None and out.is_dir():
         raise UsageError(f"--out {out} is a folder; wanted a file, such as {out / 'report.html'}")
     found = collect(runs)

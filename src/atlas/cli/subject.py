@@ -52,6 +52,8 @@ def named(what: str, model: str | None, data: str | None, device: str | None) ->
             raise UsageError(f"{what} is a run's folder and knows its model; leave --model away")
         config = load_config(path)
         return Subject(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
+    if ":" not in what and not path.suffix:
+        raise UsageError(f"there is no folder {what}; wanted a run's folder, {source.KINDS}")
     if data is None:
         raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
     name = what.replace(":", ".") if ":" in what else path.stem

@@ -59,6 +59,15 @@ class Paired:
         return f"{points}, p = {self.p_value:.2g}, n = {self.n}"
 
 
+COMPARED = {
+    "threat": "the threat",
+    "standing": "whether each attack gets only what those before it left (it does not with --alone)",
+    "attack_dtype": "the precision of the search (--attack-dtype)",
+    "eot": "the number of looks at each image (--eot)",
+}
+"""What has to be the same in two evaluations, in words."""
+
+
 def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
     """Two evaluations of the same images: "clean", each attack that both ran, and the worst case.
 
@@ -69,9 +78,12 @@ def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
             f"the first evaluation is of {a.n} images of {a.about['data']}, the second of {b.n} of "
             f"{b.about['data']}; a paired test needs the same images: evaluate both models on one set"
         )
-    for key in ("threat", "standing", "attack_dtype", "eot"):
+    for key, words in COMPARED.items():
         if a.about[key] != b.about[key]:
-            raise UsageError(f"{key} is {a.about[key]} in one evaluation and {b.about[key]} in the other")
+            raise UsageError(
+                f"{words} is {a.about[key]} in one evaluation and {b.about[key]} in the other; evaluate both "
+                "in one way"
+            )
     if not (a.valid and b.valid):
         raise UsageError("an evaluation with a fatal flag is invalid, and so is a comparison with it")
     tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]

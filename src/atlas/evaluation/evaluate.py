@@ -71,7 +71,13 @@ def evaluate(
     data = chosen_images(as_images(images), n, random, seed)
     rest: dict[str, Any] = {"seed": seed, "attack_dtype": attack_dtype, "eot": eot}
     if attacks is None:
-        plan = planned(threat, suite, data.name, only=only, alone=alone, surrogates=surrogates, **rest)
+        names = [only] if isinstance(only, str) else only
+        plan = planned(threat, suite, data.name, only=names, alone=alone, surrogates=surrogates, **rest)
+    elif not isinstance(attacks, Mapping):
+        raise UsageError(
+            f"attacks is a {type(attacks).__name__}; wanted attacks by label, such as {{'PGD': PGD()}}; "
+            "names of the suite's attacks are given as only=['PGD-20']"
+        )
     else:
         plan = Plan(threat, dict(attacks), **rest)
     evaluation = Evaluation(model, data, plan, batch_size, save_images, model_key, save_seconds)
@@ -95,7 +101,9 @@ class Evaluation:
         check_threat(self.plan.threat)
         files = [slug(label) for label in self.plan.attacks]
         if not files:
-            raise UsageError("there is no attack to run; choose a suite or give attacks")
+            hint = f"{', '.join(self.plan.left_out)} needs surrogate models (surrogates=..., --surrogate RUN)"
+            more = hint if self.plan.left_out else "choose a suite or give attacks"
+            raise UsageError(f"there is no attack to run; {more}")
         labels = list(self.plan.attacks)
         if len(set(files)) < len(files):
             raise UsageError(f"labels {labels} would share files; wanted different letters or digits")

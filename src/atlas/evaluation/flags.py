@@ -17,7 +17,7 @@ MEANINGS = {
     "probabilities": "attacks want logits: a softmax hides gradients that are too small for floats, so "
     "robust accuracy can come out too high; give the model without it",
     "random": "every look at an image gives another answer, and one lucky look is no robustness; attack the "
-    "mean over the randomness (EOT)",
+    "mean over many looks (--eot 30, eot=30), and see that more of them change nothing",
     "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
     "verdict belongs to an image; is BatchNorm in training mode?",
     "constant": "there is nothing that an attack could change, and gradients are not probed",

@@ -17,6 +17,9 @@ from atlas.evaluation.results import COLUMNS, AttackResult, Report
 def load_report(path: Path) -> Report:
     """The report of an evaluation that has come to its end."""
     place = EvaluationFolder(path)
+    if not (path / "summary.json").exists() and (inside := sorted(path.glob("evaluations/*/summary.json"))):
+        names = ", ".join(str(each.parent) for each in inside)
+        raise CheckpointError(f"{path} is a run; name one of its evaluations: {names}")
     try:
         summary = json.loads((path / "summary.json").read_text())
         clean = _columns(place, "clean")

@@ -92,9 +92,9 @@ def columns_of(outcome: Outcome) -> dict[str, Tensor]:
     return {name: getattr(outcome, name).cpu() for name in COLUMNS}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """The whole evaluation of one model."""
+    """The whole evaluation of one model; printed, its table."""
 
     about: Mapping[str, Any]
     """Model, data, threat, attacks, seed: all that decides the outcome."""
@@ -153,6 +153,12 @@ class Report:
     def scores(self) -> dict[str, Score]:
         """All accuracies: clean, under each attack, in the worst case."""
         return {"clean": self.clean, **{k: self.score(k) for k in self.results}, "worst case": self.worst}
+
+    def __repr__(self) -> str:
+        rows = [(f"{self.n} images", "accuracy", "fooled", "queries", "time"), *self.lines()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, *(f"{flag.name}: {flag.message}" for flag in self.flags)])
 
     def summary(self) -> dict[str, Any]:
         """A JSON-able table: the same numbers for the same inputs, whatever happened on the way."""

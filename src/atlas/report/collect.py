@@ -81,6 +81,11 @@ def collect(paths: Sequence[Path]) -> list[Run]:
 
 def read_run(path: Path) -> Run:
     folder = RunFolder(path)
+    if _is_evaluation(path):
+        raise UsageError(
+            f"{path} is the folder of an evaluation, and a report is of runs, as `atlas train` makes them: "
+            "name those. Two evaluations of any models are compared by `atlas compare`"
+        )
     if not folder.config.is_file():
         raise UsageError(
             f"{path} is not the folder of a run: it has no {folder.config.name}. Wanted what `atlas train` "
@@ -122,8 +127,16 @@ def origin(path: Path) -> dict[str, Any]:
 
 def _nearby(path: Path) -> str:
     """Runs below the folder, for who named the folder above them."""
-    found = sorted(place.parent.name for place in path.glob("*/config.json")) if path.is_dir() else []
+    places = [place.parent for place in path.glob("*/config.json")] if path.is_dir() else []
+    found = sorted(place.name for place in places if not _is_evaluation(place))
     return f": did you mean {path.name}/*? It has {', '.join(found[:3])}" if found else ""
+
+
+def _is_evaluation(path: Path) -> bool:
+    try:
+        return "attacks" in json.loads((path / "config.json").read_text())
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _names(places: Sequence[Path]) -> list[str]:

@@ -55,7 +55,8 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return f"{self.about['data']}, {threat_words(self.about['threat'])}, n = {self.n:,}"
+        chain = ", each attack on what those before it left" if self.about["standing"] else ""
+        return f"{self.about['data']}, {threat_words(self.about['threat'])}, n = {self.n:,}{chain}"
 
     def score(self, entry: Entry, label: str) -> Score:
         return entry.report.scores[label]

@@ -55,13 +55,16 @@ def _read(name_or_file: str) -> Table:
 
 
 def _chain(name_or_file: str, depth: int) -> Table:
-    """The table with what it extends beneath it. A file of one's own may extend a preset."""
+    """The table with what it extends beneath it: a preset, or a file of one's own next to it."""
     table = _read(name_or_file)
     base = table.pop("extends", None)
     if base is None:
         return table
-    if not isinstance(base, str) or base.endswith(".toml") or depth == 0:
-        raise UsageError(
-            f"extends = {base!r} in {name_or_file}; wanted the name of a preset, not in a circle"
-        )
+    if not isinstance(base, str) or (base.endswith(".toml") and Path(base).name != base):
+        wanted = "wanted a preset's name or a .toml file in the same folder"
+        raise UsageError(f"extends = {base!r} in {name_or_file}; {wanted}")
+    if depth == 0:
+        raise UsageError(f"extends = {base!r} in {name_or_file} goes in a circle")
+    if base.endswith(".toml"):
+        base = str(Path(name_or_file).parent / base)
     return merge(_chain(base, depth - 1), table)

@@ -61,6 +61,10 @@ def fit(
     """
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wanted an nn.Module with weights to train")
+    if not isinstance(method, Method):
+        raise UsageError(
+            f"method is {method!r}; wanted one of atlas.methods, such as Atlas(alpha=1e-4, beta=1)"
+        )
     check_threat(threat)
     images, held_out = _sets(train_set, validation_set, training)
     if len(images) < 2:

@@ -17,12 +17,13 @@ from atlas.training.ranks import State
 from atlas.training.trainer import Trainer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """What `fit` gives back. The model has the weights of the best epoch."""
 
     model: nn.Module
     best_epoch: int
+    """From 0, as in `epochs`; what is shown counts from 1."""
     best_robust: float
     epochs: list[Record]
     """The record of each epoch, as in `metrics.jsonl`."""
@@ -31,6 +32,10 @@ class Result:
     seconds: float
     """Time spent in epochs, over all starts of the run."""
     folder: Path | None
+
+    def __repr__(self) -> str:
+        best = f"best epoch {self.best_epoch + 1} of {len(self.epochs)}"
+        return f"{self.ended}: {best}, validation robust accuracy {self.best_robust:.2%}"
 
 
 class Keeper:
@@ -99,7 +104,8 @@ class Keeper:
         for which, what in {"data": "training", "validation": "validation"}.items():
             if about.get(which) != self.about[which]:
                 raise CheckpointError(
-                    f"the {what} images are not those that this run was started with: give it the same data"
+                    f"the {what} images are not those that this run was started with: give it the same data, "
+                    "and the same seed and number of validation images, by which they are divided"
                 )
         self.trainer.learner.load(tensors)
         try:

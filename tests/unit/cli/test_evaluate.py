@@ -81,7 +81,13 @@ def test_a_run_knows_its_data_and_threat(
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (("no-such", *MODEL, "--eps", "0.1"), 2, "is no model"),
+        (("no-such", *MODEL, "--eps", "0.1"), 2, "there is no folder no-such"),
+        (("runs/nosuch",), 2, "there is no folder runs/nosuch"),
+        (
+            ("WEIGHTS", *MODEL, "--eps", "0.1", "--suite", "paper", "--attacks", "black box"),
+            2,
+            "--surrogate RUN",
+        ),
         (("WEIGHTS", "--model", "cnn-small", "--eps", "0.1"), 2, "--data is missing"),
         (("WEIGHTS", *MODEL), 2, "--eps is missing"),
         (("WEIGHTS", *MODEL, "--eps", "-0.1"), 2, "eps is -0.1"),
@@ -111,6 +117,27 @@ def test_mistakes_are_named(
     assert not list(tmp_path.glob("**/attack-*"))
 
 
+def test_an_invalid_result_has_an_exit_code_of_its_own(
+    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    code = """
+from torch import nn
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return (x.flatten(1)[:, 300:310] * 9).round()
+
+def make(num_classes, shape):
+    return Rounded()
+"""
+    (tmp_path / "masked_nets.py").write_text(code)
+    options = ("--data", "mnist-mini", "--n", "100", "--eps", "0.1", "--attacks", "fgsm", "--json")
+    assert atlas(monkeypatch, "evaluate", "masked_nets:make", *options) == 9
+    assert json.loads(capsys.readouterr().out)["valid"] is False
+
+
 def test_suites_lists_every_suite(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,3 +155,14 @@ def test_compare_refuses_what_is_no_evaluation(
 ) -> None:
     assert atlas(monkeypatch, "compare", str(tmp_path), str(tmp_path)) == 4
     assert "finished evaluation" in capsys.readouterr().err
+
+
+def test_compare_of_a_run_names_its_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = tmp_path / "evaluations" / "quick-1"
+    place.mkdir(parents=True)
+    (place / "summary.json").write_text("{}")
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert atlas(monkeypatch, "compare", str(tmp_path), str(tmp_path)) == 4
+    assert f"is a run; name one of its evaluations: {place}" in capsys.readouterr().err

@@ -75,6 +75,8 @@ def test_a_run_without_an_evaluation(
     [
         (("nowhere",), 2, "not the folder of a run"),
         (("nowhere", "--format", "markdwon"), 2, "unknown format"),
+        (("nowhere", "-o", "table.md"), 2, "is a .md file, and the format is html: give --format too"),
+        (("nowhere", "--format", "md", "-o", "page.html"), 2, "is a .html file, and the format is md"),
     ],
 )
 def test_mistakes(

@@ -16,6 +16,7 @@ from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.evaluation import Shard, evaluate, merge
 from atlas.evaluation.folder import EvaluationFolder
+from atlas.threat import Linf
 from tests.unit.evaluation.runs import ATTACKS, COUNT, columns, net, noise, run
 
 
@@ -165,3 +166,19 @@ def test_a_model_that_breaks_is_invalid_and_its_examples_are_marked(images: Imag
     assert not report.valid
     assert (report.results["PGD 2x6"].attempt == BROKEN).any()
     assert not report.robust[report.results["PGD 2x6"].attempt == BROKEN].any()
+
+
+def test_attacks_that_are_no_table_of_them(images: Images) -> None:
+    with pytest.raises(UsageError, match=r"attacks is a list; wanted attacks by label.*only="):
+        evaluate(net(), images, Linf(0.1), attacks=["pgd"])  # type: ignore[arg-type]
+    report = evaluate(net(), images, Linf(0.1), only="PGD-20", progress=False)
+    assert list(report.results) == ["PGD-20"]
+
+
+def test_a_report_is_printed_as_its_table(images: Images) -> None:
+    report = run(images)
+    text = str(report)
+    assert repr(report) == text
+    assert len(text) < 2000
+    for label, score in report.scores.items():
+        assert any(line.startswith(label) and str(score) in line for line in text.splitlines())

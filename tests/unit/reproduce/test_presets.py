@@ -172,12 +172,13 @@ def test_unknown_preset_names_the_nearest() -> None:
         ("a = " + "[" * 5000 + "]" * 5000, "is not a TOML file that can be read"),
         ("a = " + "9" * 5000, "is not a TOML file that can be read"),
         ('extends = "mnist-atlas-2"', "unknown preset 'mnist-atlas-2' .did you mean"),
-        ("extends = 3", "extends = 3 in .*; wanted the name of a preset"),
-        ('extends = "mine.toml"', "wanted the name of a preset"),
-        ('extends = "../mine.toml"', "wanted the name of a preset"),
+        ("extends = 3", "extends = 3 in .*; wanted a preset's name or a .toml file in the same"),
+        ('extends = "mine.toml"', "goes in a circle"),
+        ('extends = "../mine.toml"', "a .toml file in the same folder"),
+        ('extends = "other.toml"', "there is no file"),
         ('extends = "../secrets"', "unknown preset"),
     ],
-    ids=["cut", "deep", "digits", "name", "type", "file", "path", "outside"],
+    ids=["cut", "deep", "digits", "name", "type", "itself", "path", "none", "outside"],
 )
 def test_unreadable_files(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
@@ -200,5 +201,15 @@ def test_a_circle_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files["a"].write_text('extends = "b"')
     files["b"].write_text('extends = "a"')
     monkeypatch.setattr(preset, "_files", lambda: files)
-    with pytest.raises(UsageError, match="not in a circle"):
+    with pytest.raises(UsageError, match="goes in a circle"):
         load_preset("a")
+
+
+def test_a_file_extends_another_next_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "base.toml").write_text('extends = "mnist-quick-adv-1"\ndata = "photos.npz"\n')
+    (folder / "other.toml").write_text('extends = "base.toml"\nthreat.eps = 0.1\n')
+    monkeypatch.chdir(tmp_path)
+    table = load_preset("mine/other.toml")[1]
+    assert (table["data"], table["threat"]["eps"], table["method"]["name"]) == ("photos.npz", 0.1, "adv")
