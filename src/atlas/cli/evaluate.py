@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,13 +176,22 @@ def compare(
     """
     reports = load_report(first), load_report(second)
     title = f"accuracy on {reports[0].n} images"
-    table = Table("attack", str(first), str(second), "difference", "p", title=title)
+    names = told_apart(first, second)
+    table = Table("attack", *names, "difference", "p", title=title)
     for label, (a, b, pair) in compared(*reports).items():
         low, high = pair.interval
         difference = f"{100 * pair.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
         style = "bold" if label == "worst case" else None
         table.add_row(label, f"{a.rate:.1%}", f"{b.rate:.1%}", difference, f"{pair.p_value:.2g}", style=style)
     console.print(table)
+
+
+def told_apart(first: Path, second: Path) -> list[str]:
+    """Both without the folders that they share, which narrow columns would show and nothing else."""
+    common = Path(os.path.commonpath([first.absolute(), second.absolute()]))
+    return [
+        str(path.absolute().relative_to(common)) if first != second else str(path) for path in (first, second)
+    ]
 
 
 def suites() -> None:

@@ -45,7 +45,8 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
     if path.is_dir():
         return load_folder(path, train)
     if isinstance(name_or_path, Path) or path.exists() or path.suffix == ".npz" or len(path.parts) > 1:
-        found = "another kind of file" if path.exists() else "nothing"
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        found = "another kind of file" if path.exists() else f"nothing{where}"
         raise DataError(
             f"{path}: expected an .npz file or a folder of class folders of images, found {found}"
         )
