@@ -186,12 +186,13 @@ def compare(
     console.print(table)
 
 
-def told_apart(first: Path, second: Path) -> list[str]:
-    """Both without the folders that they share, which narrow columns would show and nothing else."""
-    common = Path(os.path.commonpath([first.absolute(), second.absolute()]))
-    return [
-        str(path.absolute().relative_to(common)) if first != second else str(path) for path in (first, second)
-    ]
+def told_apart(first: Path, second: Path) -> tuple[str, str]:
+    """Both without the folders that they share, which would be all that narrow columns show."""
+    one, two = first.absolute(), second.absolute()
+    common = Path(os.path.commonpath([one, two]))
+    if common in (one, two):
+        return str(first), str(second)
+    return str(one.relative_to(common)), str(two.relative_to(common))
 
 
 def suites() -> None:

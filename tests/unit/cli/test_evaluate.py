@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from atlas import cli
 from atlas.attacks import suites
+from atlas.cli.evaluate import told_apart
 from atlas.models import build
 from atlas.training.run import RunConfig, train
 
@@ -166,3 +167,10 @@ def test_compare_of_a_run_names_its_evaluations(
     monkeypatch.setenv("COLUMNS", "1000")
     assert atlas(monkeypatch, "compare", str(tmp_path), str(tmp_path)) == 4
     assert f"is a run; name one of its evaluations: {place}" in capsys.readouterr().err
+
+
+def test_two_evaluations_are_called_by_what_tells_them_apart() -> None:
+    one, two = Path("runs/one/evaluations/quick-1"), Path("runs/two/evaluations/quick-1")
+    assert told_apart(one, two) == ("one/evaluations/quick-1", "two/evaluations/quick-1")
+    assert told_apart(one, one) == (str(one), str(one))
+    assert told_apart(one, one / "more") == (str(one), str(one / "more"))
