@@ -57,6 +57,7 @@ def test_the_demo_in_readme() -> None:
     [
         ("docs/mnist.md", "table1", "table1-mnist-cpu", "table1-mnist"),
         ("docs/mnist.md", "table1-tuned", "table1-mnist-cpu-tuned", "table1-mnist"),
+        ("docs/mnist.md", "table1-tuned-ten", "table1-mnist-cpu-tuned-ten", "table1-mnist"),
         ("docs/mnist.md", "loss-curves", "loss-curves-cpu", "loss-curves"),
         ("docs/mnist.md", "collapse", "collapse-cpu", "collapse"),
         ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
