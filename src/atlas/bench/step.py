@@ -20,15 +20,12 @@ from torch import nn
 from atlas.bench.cases import Case
 from atlas.bench.passes import Bare
 from atlas.config import Table, build, override, table_of
-from atlas.data import Batch, Images
+from atlas.data import Batch
 from atlas.errors import UsageError
 from atlas.machine import wait_for
 from atlas.rng import Rng
-from atlas.signals import Requests
 from atlas.threat import Linf
 from atlas.training import Optimizer, Ranks, Schedule, Training
-from atlas.training.display import Display
-from atlas.training.log import Log
 from atlas.training.settings import REGISTRIES
 from atlas.training.trainer import Trainer
 
@@ -93,11 +90,7 @@ def trainer(
 ) -> Trainer:
     """The trainer that `fit` runs, at the full eps from the first step, without files or display."""
     training = training_with(len(batch.y), settings or {})
-    images = Images(batch.x.cpu(), batch.y.cpu(), CLASSES)
-    display = Display("", 1, shown=False)
-    return Trainer(
-        model, images, images, case.method, THREAT, training, Log(None), display, Requests(), ranks
-    )
+    return Trainer.of_batch(model, batch, CLASSES, case.method, THREAT, training, ranks)
 
 
 def training_with(batch_size: int, settings: Settings) -> Training:

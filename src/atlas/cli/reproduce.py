@@ -71,7 +71,7 @@ def reproduce(
     - `atlas reproduce --list` : all of them, with their cost on this machine
     - `atlas reproduce table1-mnist --scale smoke` : does it all work? Seconds
     - `atlas reproduce table1-mnist --rows adv-1,atlas-1 --runs runs` : two rows, from runs that are there
-    - `atlas reproduce table1-mnist --network cnn --precision auto` : the paper's network, in half the time
+    - `atlas reproduce table1-mnist --network cnn --precision auto` : the paper's network, faster
     - `atlas reproduce ablation-cifar10 --seeds 3 --dry-run` : what that would take
 
     Finished runs and evaluations are found by what they are of, and not repeated. Interrupted or killed, the

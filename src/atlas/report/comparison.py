@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from atlas.evaluation import Report, Score
-from atlas.evaluation.compare import Paired, compared, paired
+from atlas.evaluation.compare import COMPARED, Paired, compared, paired
 from atlas.report.collect import Run
 from atlas.report.tables import Cell, Table
 from atlas.report.words import duration, p_words, threat_words
@@ -145,9 +145,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[str, list[Entry]] = {}
     for run in runs:
         for folder, report in run.evaluations.items():
-            about = {
-                key: report.about[key] for key in ("data_hash", "threat", "standing", "attack_dtype", "eot")
-            }
+            about = {key: report.about[key] for key in ("data_hash", *COMPARED)}
             key = json.dumps([about, list(report.results)], sort_keys=True)
             groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
     found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]

@@ -19,10 +19,7 @@ from atlas.disk import write_atomic
 from atlas.machine import machine, wait_for
 from atlas.reproduce.order import Run
 from atlas.rng import Rng
-from atlas.signals import Requests
 from atlas.training import RunConfig
-from atlas.training.display import Display
-from atlas.training.log import Log
 from atlas.training.run import checked_device
 from atlas.training.trainer import Trainer
 
@@ -71,13 +68,10 @@ def training_step(
     schedule = replace(config.training.schedule, ramp_epochs=0)
     training = replace(config.training, batch_size=batch, optimizer=optimizer, schedule=schedule)
     ids = torch.arange(batch, device=place)
-    x, y = Rng.lanes(0, ids).fold("timing").uniform(shape), ids % classes
-    images, quiet = Images(x.cpu(), y.cpu(), classes), Display("", 1, shown=False)
-    trainer = Trainer(
-        model, images, images, config.method, config.threat, training, Log(None), quiet, Requests()
-    )
+    made_up = Batch(ids, Rng.lanes(0, ids).fold("timing").uniform(shape), ids % classes)
+    trainer = Trainer.of_batch(model, made_up, classes, config.method, config.threat, training)
     trainer.at.batch = 1  # the last step of an epoch, of one batch, would look at the Jacobian besides
-    return partial(trainer.step, Batch(ids, x, y))
+    return partial(trainer.step, made_up)
 
 
 def seconds(work: Callable[[], object], repeats: int, device: torch.device) -> float:

@@ -70,6 +70,22 @@ class Trainer:
         self.at = Progress()
         self.began = time.monotonic()
 
+    @classmethod
+    def of_batch(
+        cls,
+        model: nn.Module,
+        batch: Batch,
+        classes: int,
+        method: Method,
+        threat: Threat,
+        training: Training,
+        ranks: Ranks = Ranks(),
+    ) -> Trainer:
+        """A trainer on this batch alone, without files or display, whose steps are to be measured."""
+        images = Images(batch.x.cpu(), batch.y.cpu(), classes)
+        quiet = Display("", 1, shown=False)
+        return cls(model, images, images, method, threat, training, Log(None), quiet, Requests(), ranks)
+
     def state(self) -> dict[str, Any]:
         """All but the tensors, as a plain table; the metrics are on disk first."""
         return {"progress": asdict(self.at), "metrics_bytes": self.log.flush()}
