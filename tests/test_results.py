@@ -86,6 +86,27 @@ def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
         assert any(all(map(str.startswith, line, texts)) for line in lines if len(line) == len(texts)), texts
 
 
+def test_an_artefact_is_kept_with_its_runs(tmp_path: Path) -> None:
+    made, run = tmp_path / "results/mine-cpu", tmp_path / "runs/mnist-adv-1-0123abcd"
+    table = {
+        "rows": [{"runs": [{"config_hash": "0123abcd4567"}, {"config_hash": "trained in another place"}]}]
+    }
+    files = {made / "mine.json": json.dumps(table), made / "mine.md": "|1|", made / "mine.pdf": ""}
+    files |= {run / name: name for name in ("config.json", "metrics.jsonl", "origin.json", "timing.jsonl")}
+    files |= {run / "best.safetensors": "", run / "state.safetensors": ""}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    keep, kept = script("artefact_results").keep, tmp_path / "kept"
+    assert keep(made, kept, weights=False).read_text() == "|1|"
+    small = {f"mine-cpu/runs/mnist-adv-1/{path.name}" for path in run.glob("*.json*")}
+    expected = {"mine-cpu/mine.json", "mine-cpu/mine.md", *small}
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
+    keep(made, kept, weights=True)
+    expected.add("mine-cpu/runs/mnist-adv-1/best.safetensors")
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
+
+
 TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))
 
 
