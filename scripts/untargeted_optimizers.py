@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from atlas.attacks.margin import MarginState
 from atlas.bench.report import put_between_markers
 from atlas.evaluation import Score
 from atlas.models import build
+from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training import load_model
@@ -101,12 +101,12 @@ def run(attack: Attack, threat: Threat, model: Model, images: data.Images) -> Ou
     return lanes.run(attack, model, images.pixels(slice(None)), images.y, threat, rng)
 
 
-def measure(path: Path, n: int, commit: str) -> None:
+def measure(path: Path, n: int) -> None:
     model = searched(load_model(path) if path.is_dir() else published(path), "float32")
     images = data.load("mnist", train=False).subset(slice(n))
     found: dict[str, Any] = {
         "command": f"python scripts/untargeted_optimizers.py measure {named(path)} --n {n}",
-        **{"commit": commit, "seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
+        **{"commit": commit(), "seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
     }
     for kind, grid in GRID.items():
         found[kind] = [
@@ -202,11 +202,8 @@ def main() -> None:
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--n", type=int, default=500, help="test images")
     options = parser.parse_args()
-    head = ["git", "rev-parse", "--short", "HEAD"]
-    # Asked once: what runs is what was there when it began.
-    commit = subprocess.run(head, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     for model in options.models:
-        measure(model, options.n, commit)
+        measure(model, options.n)
     if options.what == "write":
         write()
 

@@ -186,6 +186,13 @@ def override(table: Mapping[str, Any], dotted: str, value: Any) -> Table:
     return {**table, head: value}
 
 
+def overridden(table: Table, changes: Iterable[tuple[str, Any]]) -> Table:
+    """The table with every dotted key of the changes set."""
+    for key, value in changes:
+        table = override(table, key, value)
+    return table
+
+
 def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Table:
     """Two tables, the second winning, sub-tables merged the same way."""
     both = dict(base)

@@ -1,6 +1,7 @@
 """Threat models: the ball of radius eps around an image, cut by the pixel box [0, 1].
 
-Nobody else in ATLAS clips. A threat draws random starts, takes steepest steps, projects, measures.
+A threat draws random starts, takes steepest steps, projects, measures. Attacks that roam the whole box (FAB,
+RayS, Square) cut at it themselves.
 All tensors are [B, ...] with the example first; eps is in pixel units.
 """
 

@@ -15,12 +15,6 @@ LONGEST_NOTE = 46
 """Letters, so that a row fits a terminal of 100 columns."""
 
 
-def attack_markers(part: str = "") -> tuple[str, str]:
-    """The lines of a page between which the tables go; a page may have several parts, by their names."""
-    name = f"atlas bench attack {part}".strip()
-    return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
-
-
 def attack_summary(contests: Sequence[Contest], n: int) -> list[dict[str, Any]]:
     """For each attack and contestant: all seconds, their ratios to ours, and what was left of n images."""
     return [

@@ -32,7 +32,7 @@ LOGGED = 8
 
 @dataclass(frozen=True)
 class Work:
-    """What a step does with a share of `images`."""
+    """What a step does."""
 
     flops: int
     backward_flops: int

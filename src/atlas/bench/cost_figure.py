@@ -10,16 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from atlas.bench.cost_report import GIGABIT
-from atlas.disk import write_atomic
-from atlas.errors import choose
+from atlas.bench.drawing import GRAY, write_figure
 from atlas.report import plots
-
-GRAY = "#777777"
 
 
 def draw_cost(report: Mapping[str, Any], path: Path) -> None:
     """Write the figure, a panel for each task; the kind is that of the path's ending."""
-    kind = choose("kind of figure", path.suffix.removeprefix("."), {kind: kind for kind in plots.FORMATS})
     tasks = report["tasks"]
     with plots.style():
         figure, axes = plots.subplots(1, len(tasks), width=plots.DOUBLE, height=2.9, squeeze=False)
@@ -30,7 +26,7 @@ def draw_cost(report: Mapping[str, Any], path: Path) -> None:
         handles.append(Line2D([], [], color="black", linestyle=":", label="its last backward pass"))
         handles.append(Line2D([], [], color=GRAY, label="sending"))
         figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
-        write_atomic(path, plots.rendered(figure, kind))
+        write_figure(figure, path)
 
 
 def _panel(ax: Axes, task: Mapping[str, Any], report: Mapping[str, Any]) -> None:

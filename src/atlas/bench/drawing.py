@@ -21,7 +21,6 @@ def kind_of(path: Path) -> str:
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, plots.rendered(figure, kind_of(path)))
 
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from atlas.bench.cases import Case
 from atlas.bench.passes import Bare
-from atlas.config import Table, build, override, table_of
+from atlas.config import build, overridden, table_of
 from atlas.data import Batch
 from atlas.errors import UsageError
 from atlas.machine import wait_for
@@ -96,9 +96,7 @@ def trainer(
 def training_with(batch_size: int, settings: Settings) -> Training:
     """Refuses a setting that is none of training's."""
     plain = Training(batch_size, optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
-    table: Table = {"training": table_of(plain, REGISTRIES)}
-    for key, value in settings.items():
-        table = override(table, key, value)
+    table = overridden({"training": table_of(plain, REGISTRIES)}, settings.items())
     if set(table) != {"training"}:
         raise UsageError(f"got the settings {', '.join(settings)}; wanted some of training's: training.KEY")
     return build(Training, table["training"], REGISTRIES, "training")

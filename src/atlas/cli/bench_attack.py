@@ -9,12 +9,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from torch import nn
 
 from atlas import bench
 from atlas import data as data_sets
 from atlas.attacks.lanes import ask
+from atlas.cli.bench_tools import Device, MarkdownFile, Part, Repeats, put, table_of
 from atlas.cli.console import console
 from atlas.cli.subject import named
 from atlas.config import number
@@ -27,7 +27,6 @@ from atlas.threat import Linf, Threat
 from atlas.training.run import checked_device
 
 DAY = 86400.0
-WHO, *_, NOTES = bench.ATTACK_HEADINGS
 
 
 def attack(
@@ -50,19 +49,17 @@ def attack(
         ),
     ] = None,
     budget: Annotated[float, typer.Option(help="The share of steps and queries, for a quick look.")] = 1.0,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is timed.")] = 3,
+    repeats: Repeats = 3,
     batch: Annotated[int, typer.Option(min=2, help="Images at a time, for all.")] = 256,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 ...")] = "cpu",
+    device: Device = "cpu",
     root: Annotated[
         Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Keep every time in this file, written after each run.")
     ] = None,
-    markdown_file: Annotated[
-        Path | None, typer.Option("--markdown", help="Put the tables into this file, between its markers.")
-    ] = None,
-    part: Annotated[str, typer.Option(help="Of a file with several tables: the one of this name.")] = "",
+    markdown_file: MarkdownFile = None,
+    part: Part = "",
 ) -> None:
     """The time of each attack in other libraries over that of ours, and what each leaves standing.
 
@@ -73,7 +70,7 @@ def attack(
     - `atlas bench attack --weights runs/mnist-adv-1 --attack pgd --attack autoattack --json times.json`
     - `atlas bench attack --weights w.safetensors --model cnn-small --data mnist --eps 0.3`
     """
-    markers = bench.attack_markers(part)
+    markers = bench.markers("attack", part)
     if markdown_file is not None:
         bench.check_markers(markdown_file, *markers)
     jobs = {what: _job(what, model, data, eps, n, batch, device, root) for what in weights}
@@ -89,10 +86,8 @@ def attack(
     finally:
         _print(report)
     if json_file is not None:
-        console.print(f"times written to {json_file}", highlight=False)
-    if markdown_file is not None:
-        bench.put_between_markers(markdown_file, bench.attack_markdown(report), *markers)
-        console.print(f"tables written to {markdown_file}", highlight=False)
+        console.print(f"times written to {json_file}")
+    put(bench.attack_markdown(report), markdown_file, markers)
 
 
 def _job(
@@ -157,7 +152,6 @@ def _measure(
             bar.advance(task, 0 if entry.absent else weight[case.name])
             record["attacks"] = bench.attack_summary(contests, len(job.y))
             if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(file, (json.dumps(report, indent=1) + "\n").encode())
 
         # A copy, because tensors that are sent move into memory that both processes share.
@@ -166,23 +160,10 @@ def _measure(
 
 
 def _print(report: dict[str, Any]) -> None:
-    console.print(bench.attack_facts(report), highlight=False)
+    console.print(bench.attack_facts(report))
     for model in report["models"]:
-        console.print(f"\n{bench.model_title(model)}", style="bold", highlight=False)
+        console.print(f"\n{bench.model_title(model)}", style="bold")
         for attack in model["attacks"]:
-            console.print("", _table(attack))
-
-
-def _table(attack: dict[str, Any]) -> Table:
-    title = f"{attack['attack']} ({attack['settings']})"
-    table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
-    rows = bench.attack_rows(attack["contestants"])
-    for heading, cells in zip(bench.ATTACK_HEADINGS, zip(*rows, strict=True), strict=True):
-        # In a narrow terminal the last column is cut, and no number.
-        least = None if heading == NOTES else max(map(len, (heading, *cells)))
-        table.add_column(
-            heading, justify="left" if heading in (WHO, NOTES) else "right", no_wrap=True, min_width=least
-        )
-    for row in rows:
-        table.add_row(*row)
-    return table
+            title = f"{attack['attack']} ({attack['settings']})"
+            rows = bench.attack_rows(attack["contestants"])
+            console.print("", table_of(title, bench.ATTACK_HEADINGS, rows, words=1))

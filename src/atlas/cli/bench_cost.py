@@ -26,6 +26,7 @@ from atlas.bench.cost_report import (
     limit_rows,
     task_title,
 )
+from atlas.bench.drawing import kind_of
 from atlas.cli.bench_tools import BatchSize, JsonFile, MarkdownFile, Shape, put, shape_of, table_of, write
 from atlas.cli.console import console
 from atlas.errors import UsageError
@@ -75,6 +76,8 @@ def cost(
     """
     if markdown_file is not None:
         bench.check_markers(markdown_file, *COST_MARKERS)
+    if figure is not None:
+        kind_of(figure)
     own = [Task("yours", model, shape_of(model, shape), classes, images, batch)] if model else TASKS
     if small := [task.batch for task in own if task.batch < 2 * ranks]:
         raise UsageError(
@@ -83,13 +86,13 @@ def cost(
     links = [Link(each * GIGABIT, latency * 1e-6) for each in bandwidth or LINKS]
     cases = [bench.case(label) for label in method or COST_METHODS]
     report = cost_report(own, cases, Site(ranks, speed * 1e12, links))
-    console.print(cost_facts(report), highlight=False)
+    console.print(cost_facts(report))
     for task in report["tasks"]:
-        console.print(f"\n{task_title(task)}", style="bold", highlight=False)
+        console.print(f"\n{task_title(task)}", style="bold")
         console.print(table_of("", cost_headings(report), cost_rows(task, report)))
         console.print(table_of("", LIMIT_HEADINGS, limit_rows(task)))
     write(report, json_file)
     put(cost_markdown(report), markdown_file, COST_MARKERS)
     if figure is not None:
         draw_cost(report, figure)
-        console.print(f"figure written to {figure}", highlight=False)
+        console.print(f"figure written to {figure}")

@@ -92,16 +92,16 @@ def growth(
     for axis, found in todo.items():
         _measure(axis, found, repeats, device, chosen)
         report["axes"][axis] = growth_summary(found)
-    console.print(bench.facts(report), highlight=False)
+    console.print(bench.facts(report))
     for axis, records in report["axes"].items():
         console.print("", table_of(axis, growth_headings(axis), growth_rows(axis, records)))
         for line in growth_words(axis, records):
-            console.print(line, highlight=False)
+            console.print(line)
     write(report, json_file)
     put(growth_markdown(report), markdown_file, GROWTH_MARKERS)
     if figure is not None:
         draw_growth(report, figure)
-        console.print(f"drawn in {figure}", highlight=False)
+        console.print(f"drawn in {figure}")
 
 
 def _measure(axis: str, found: list[Growth], repeats: int, device: str, settings: bench.Settings) -> None:

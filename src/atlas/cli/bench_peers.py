@@ -75,7 +75,7 @@ def peers(
             _measured(name, batch, shape_of(name, shape), device, labels, repeats, chosen)
         )
         write(report, json_file)
-    console.print(bench.match_facts(report), highlight=False)
+    console.print(bench.match_facts(report))
     for found in report["models"]:
         for each in found["methods"]:
             rows = bench.match_rows(each["sides"])

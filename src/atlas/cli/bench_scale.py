@@ -127,7 +127,7 @@ def _measured(
 
 
 def _print(report: dict[str, Any]) -> None:
-    console.print(bench.facts(report), highlight=False)
+    console.print(bench.facts(report))
     for found in report["models"]:
         title = f"{found['model']}, {found['parameters']:,} weights{elsewhere_note(found)}"
         console.print(table_of(title, scale_headings(report), scale_rows(found["methods"])))

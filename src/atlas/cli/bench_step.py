@@ -86,7 +86,7 @@ def step(
     for name in model or MODELS:
         made_of = (name, batch, shape_of(name, shape), device)
         report["models"].append(_measured(*made_of, cases, repeats, chosen_settings))
-    console.print(bench.facts(report), highlight=False)
+    console.print(bench.facts(report))
     for found in report["models"]:
         title = f"{found['model']}, {found['parameters']:,} weights"
         console.print("", table_of(title, bench.HEADINGS, bench.rows(found["methods"])))

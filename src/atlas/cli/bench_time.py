@@ -32,7 +32,7 @@ from atlas.cli.bench_tools import (
 )
 from atlas.cli.console import console
 from atlas.cli.train import setting
-from atlas.config import override
+from atlas.config import overridden
 from atlas.errors import UsageError
 from atlas.reproduce import preset
 from atlas.training import RunConfig
@@ -103,23 +103,20 @@ def time(
             progress.console.print(
                 f"{runner.label}, epoch {runner.epochs}: {100 * last['robust']:.1f}% robust after "
                 f"{last['seconds']:.1f} s",
-                highlight=False,
             )
             progress.advance(task, runner.cost)
 
         race(runners, root=root, device=device, each=each)
     report = race_report(runners, marks, bench.machine(checked_device(device)))
-    console.print(race_facts(report), highlight=False)
+    console.print(race_facts(report))
     console.print("", table_of("", race_headings(report), race_rows(report)))
     write(report, json_file)
     put(race_markdown(report), markdown_file, TIME_MARKERS)
     if figure is not None:
         draw_race(report, figure)
-        console.print(f"drawn in {figure}", highlight=False)
+        console.print(f"drawn in {figure}")
 
 
 def _runner(what: str, changes: list[tuple[str, Any]], out: Path) -> Runner:
     name, table = preset.load_preset(what)
-    for key, value in changes:
-        table = override(table, key, value)
-    return Runner(RunConfig.of(table), out / name)
+    return Runner(RunConfig.of(overridden(table, changes)), out / name)

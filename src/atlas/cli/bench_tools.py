@@ -105,13 +105,12 @@ def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]],
 def write(report: dict[str, Any], file: Path | None) -> None:
     """The whole report as JSON."""
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, (json.dumps(report, indent=1) + "\n").encode())
-        console.print(f"times written to {file}", highlight=False)
+        console.print(f"times written to {file}")
 
 
 def put(text: str, file: Path | None, markers: tuple[str, str]) -> None:
     """The tables into a page."""
     if file is not None:
         bench.put_between_markers(file, text, *markers)
-        console.print(f"tables written to {file}", highlight=False)
+        console.print(f"tables written to {file}")

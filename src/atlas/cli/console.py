@@ -12,6 +12,11 @@ from atlas.terminal import Terminal
 console = Terminal()
 
 
+def say(text: str) -> None:
+    """A line, however long."""
+    console.print(text, soft_wrap=True)
+
+
 @contextmanager
 def errors_to_exit_codes() -> Iterator[None]:
     try:
@@ -24,5 +29,5 @@ def errors_to_exit_codes() -> Iterator[None]:
 
 def _end(error: Exception, code: int) -> None:
     said = Terminal(stderr=True)
-    said.print(f"atlas: {error}", style="red", highlight=False, soft_wrap=True)
+    said.print(f"atlas: {error}", style="red", soft_wrap=True)
     sys.exit(code)

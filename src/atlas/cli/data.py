@@ -16,7 +16,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from atlas.cli.console import console
+from atlas.cli.console import console, say
 from atlas.data.fetch import fetch as fetch_set
 from atlas.data.files import File
 from atlas.data.sources import SOURCES
@@ -52,7 +52,7 @@ def list_sets(root: Root = None) -> None:
         here = present(name, True, folder) and present(name, False, folder)
         table.add_row(name, source.about, str(source.num_classes), source.licence, "yes" if here else "no")
     console.print(table)
-    _say(f"Looked in {home(root)}. Get one with `atlas data fetch NAME`.")
+    say(f"Looked in {home(root)}. Get one with `atlas data fetch NAME`.")
 
 
 @app.command()
@@ -80,7 +80,7 @@ def fetch(name: Name, root: Root = None) -> None:
             progress.update(tasks[file], completed=done)
 
         paths = fetch_set(name, root, report)
-    _say("\n  ".join([f"{name} is complete and as published:", *map(str, paths)]))
+    say("\n  ".join([f"{name} is complete and as published:", *map(str, paths)]))
 
 
 @app.command()
@@ -98,8 +98,4 @@ def verify(name: Name, root: Root = None) -> None:
         raise DataError(
             f"{'; '.join(bad)}; nothing was changed: move it away and run `atlas data fetch {name}`"
         )
-    _say(f"{name} in {path.parent} is complete and as published.")
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
+    say(f"{name} in {path.parent} is complete and as published.")

@@ -34,4 +34,4 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs
         "demo.json": "the numbers",
         "demo-*/": "runs: weights, metrics, TensorBoard events",
     }.items():
-        console.print(f"  {out / name}  {what}", highlight=False)
+        console.print(f"  {out / name}  {what}")

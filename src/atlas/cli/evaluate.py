@@ -118,7 +118,7 @@ def evaluate(
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
     if not as_json and rank() == 0:
-        console.print(f"writing to {folder}", highlight=False)
+        console.print(f"writing to {folder}")
     if size() > 1:
         if not run_with_others(task, folder):
             return
@@ -162,7 +162,7 @@ def _print(report: Report, as_json: bool) -> None:
     console.print(table)
     for flag in report.flags:
         word, style = ("INVALID", "bold red") if flag.fatal else ("note", "yellow")
-        console.print(f"{word}: {flag.name}: {flag.message}", style=style, highlight=False)
+        console.print(f"{word}: {flag.name}: {flag.message}", style=style)
 
 
 def compare(

@@ -10,7 +10,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from atlas.cli.console import console
+from atlas.cli.console import console, say
 from atlas.errors import Interrupted, UsageError, choose
 from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.cost import Costs
@@ -78,7 +78,7 @@ def reproduce(
     same command goes on where it was.
     """
     place = Workspace(workspace, tuple(runs or ()))
-    probe = Probe(workspace / "probe.json", device, _say)
+    probe = Probe(workspace / "probe.json", device, say)
     if show_list:
         _list(place, probe)
         return
@@ -98,7 +98,7 @@ def reproduce(
         attack_dtype,
         fastest(checked_device(device)).get("precision", "float32") if precision == "auto" else precision,
     )
-    lab = Lab(place, root, device, _say)
+    lab = Lab(place, root, device, say)
     if dry_run:
         _outlook(outlook(order, lab, probe))
         return
@@ -131,10 +131,10 @@ def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
     else:
         console.print(Markdown((folder / f"{order.artefact.name}.md").read_text()))
     for path in paths:
-        _say(f"  {path}")
+        say(f"  {path}")
     if findings.missing:
-        _say(f"missing: {'; '.join(findings.missing)}")
-        _say(f"to go on: {findings.go_on.command} {options}")
+        say(f"missing: {'; '.join(findings.missing)}")
+        say(f"to go on: {findings.go_on.command} {options}")
 
 
 def _print(findings: Findings) -> None:
@@ -158,7 +158,7 @@ def _list(place: Workspace, probe: Probe) -> None:
         costs = [Costs(Order(artefact, scale, place.data), probe).whole() for scale in SCALES]
         table.add_row(artefact.name, artefact.of, artefact.about, *(_hours(cost) for cost in costs))
     console.print(table)
-    _say(
+    say(
         "The last columns are hours on this machine at each scale, from nothing and for one seed: estimates, "
         f"from the times of single steps ({probe.path}). Artefacts share runs: all cost less than their sum."
     )
@@ -173,7 +173,7 @@ def _outlook(jobs: list[Job]) -> None:
         table.add_row(job.what, job.run.name, state, _hours(job.training), done, left, _hours(job.attacks))
     console.print(table)
     total = sum(job.training + job.attacks for job in jobs)
-    _say(f"{_hours(total)} left in all on this machine: an estimate, from the times of single steps")
+    say(f"{_hours(total)} left in all on this machine: an estimate, from the times of single steps")
 
 
 def _hours(seconds: float) -> str:
@@ -181,7 +181,3 @@ def _hours(seconds: float) -> str:
     if seconds < HOUR / 10:
         return f"{seconds:.0f} s"
     return f"{seconds / HOUR:.2g} h" if seconds < 10 * HOUR else f"{seconds / HOUR:,.0f} h"
-
-
-def _say(text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from atlas.cli.console import console
+from atlas.cli.console import console, say
 from atlas.cli.train import setting
-from atlas.config import override
+from atlas.config import overridden
 from atlas.errors import UsageError
 from atlas.reproduce import preset
 from atlas.training import RunConfig
@@ -84,9 +84,7 @@ def sweep(
     if grid and (ranges or choices):
         raise UsageError("--range and --choice are for --search; a grid takes --grid KEY=A,B,C")
     name, table = preset.load_preset(what)
-    base = table
-    for key, value in map(setting, settings or []):
-        base = override(base, key, value)
+    base = overridden(table, map(setting, settings or []))
     config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()
@@ -104,7 +102,7 @@ def sweep(
         score=None if score_attack is None else scoring.named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"
-    found = work(task, search, Place(folder, root, device), where, _say)
+    found = work(task, search, Place(folder, root, device), where, say)
     _print(found, list(task.space), folder)
 
 
@@ -118,10 +116,6 @@ def _need_optuna() -> None:
         import optuna  # noqa: F401
     except ImportError as error:
         raise UsageError("sweeps need Optuna: pip install 'atlas-robust[sweep]'") from error
-
-
-def _say(text: str) -> None:
-    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _print(found: list[Row], keys: list[str], folder: Path) -> None:
@@ -138,6 +132,6 @@ def _print(found: list[Row], keys: list[str], folder: Path) -> None:
             outcome.state,
         )
     console.print(table)
-    _say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
+    say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
     if (folder / "best.toml").exists():
-        _say(f"the best once more: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")
+        say(f"the best once more: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")

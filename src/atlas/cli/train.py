@@ -13,8 +13,7 @@ import typer
 from rich.table import Table
 
 from atlas.cli.console import console
-from atlas.config import Table as Settings
-from atlas.config import override
+from atlas.config import overridden
 from atlas.disk import locked
 from atlas.errors import AtlasError, UsageError
 from atlas.models import MODELS
@@ -85,7 +84,7 @@ def train(
         assert resume is not None
         folder, table = resume, load_config(resume).table()
     changes = _changes(settings, seed, on_collapse, None if precision == "auto" else precision)
-    config = RunConfig.of(_with(table, changes))
+    config = RunConfig.of(overridden(table, changes))
     if started():
         if processes not in (1, size()):
             raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
@@ -96,20 +95,18 @@ def train(
         raise typer.Exit(launch(sys.argv[1:], processes))
     with _one_voice(), connected() as ranks:
         if precision == "auto":
-            config = RunConfig.of(_with(table, [*_auto(folder, device, ranks), *changes]))
+            config = RunConfig.of(overridden(table, [*_auto(folder, device, ranks), *changes]))
         _train(config, folder, ranks, data_root=root, device=device, allow_changes=allow_changes)
 
 
 def _train(config: RunConfig, folder: Path, ranks: Ranks, **options: Any) -> None:
     if ranks.first:
-        console.print(f"writing to {folder}", markup=False, highlight=False)
+        console.print(f"writing to {folder}")
     result = run_training(config, folder, ranks=ranks, **options)
     if ranks.first:
         console.print(
             f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
             f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",
-            markup=False,
-            highlight=False,
             soft_wrap=True,
         )
 
@@ -143,12 +140,6 @@ def _auto(folder: Path, device: str | None, ranks: Ranks) -> list[tuple[str, Any
     shared = ranks.from_first(({}, mine))
     assert shared is not None
     return [(f"training.{key}", value) for key, value in shared[1].items()]
-
-
-def _with(table: Settings, changes: list[tuple[str, Any]]) -> Settings:
-    for key, value in changes:
-        table = override(table, key, value)
-    return table
 
 
 def setting(text: str) -> tuple[str, Any]:

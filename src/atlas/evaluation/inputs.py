@@ -16,8 +16,8 @@ from atlas.threat import Threat, check_threat
 WANTED = "wanted a model from images [B, C, H, W] in [0, 1] to logits [B, classes]"
 
 
-def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> int:
-    """Refuse images, labels, a model or a threat that no attack can work with; the number of classes.
+def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> None:
+    """Refuse images, labels, a model or a threat that no attack can work with.
 
     x: floats in [0, 1], [N, C, H, W]; y: int64 [N], 0 .. classes - 1. The model is asked at two images, and
     is as it was before. NaN in its outputs is not refused but flagged (`atlas.evaluation.probes`).
@@ -39,7 +39,6 @@ def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> int:
             f"y: labels go up to {largest} and the model tells {classes} classes apart; wanted labels 0 to "
             f"{classes - 1}: is it the model of this data set?"
         )
-    return classes
 
 
 def _answer(model: Model, x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -108,7 +107,8 @@ class _Under:
         which = torch.arange(len(self.y), device=self.y.device) if which is None else which
         x, y, rng = self.x[which], self.y[which], self.rng[which]
         engine = lanes.Engine(attack, self.run.model, x, y, threat, rng)
-        for _ in _steps(engine):
+        while not engine.finished:
+            engine.step()
             self.tell.step(f"{self.run.name}: {what}", engine.share_done)
         return engine.outcome()
 
@@ -128,12 +128,6 @@ class _Under:
             held = robust[which] if known else self.attack(attack, threat, f"{share:g} eps", which).robust
             radius[which[~held]] = index
         return radius
-
-
-def _steps(engine: lanes.Engine) -> Iterator[None]:
-    while not engine.finished:
-        engine.step()
-        yield
 
 
 def first_of_each_class(y: Tensor) -> Tensor:

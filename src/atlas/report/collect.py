@@ -99,6 +99,12 @@ def read_run(path: Path) -> Run:
     evaluations, notes = evaluations_of(path, weights)
     if model is None:
         notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
+    if folder.not_finite.exists():
+        notes.insert(0, "training broke off: its numbers were not finite")
+    elif folder.begun and not folder.last.exists():
+        notes.insert(0, "training has not come to its end")
+    if folder.changed_from:
+        notes.insert(0, f"settings were changed on the way, from those of hash {folder.changed_from[-1]}")
     if not evaluations:
         notes.append("not evaluated yet: run `atlas evaluate` on its folder, then report again")
     return Run(

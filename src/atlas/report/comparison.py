@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -58,6 +59,12 @@ class Comparison:
         chain = ", each attack on what those before it left" if self.about["standing"] else ""
         return f"{self.about['data']}, {threat_words(self.about['threat'])}, n = {self.n:,}{chain}"
 
+    @property
+    def worst_words(self) -> str:
+        """What the worst case is over: of a single attack it is that attack's."""
+        attacks = self.columns[1:-1]
+        return f"under {attacks[0]}" if len(attacks) == 1 else "in the worst case"
+
     def score(self, entry: Entry, label: str) -> Score:
         return entry.report.scores[label]
 
@@ -104,7 +111,7 @@ class Comparison:
             for entry in self.entries
         ]
         notes = [
-            "accuracy [95% Wilson interval]; the worst case is taken image by image over all attacks",
+            "accuracy [95% Wilson interval]; the worst case is taken image by image over these attacks",
             "tests speak of these models on these images; another seed would have trained other models",
         ]
         unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
@@ -141,7 +148,8 @@ def _difference(pair: Paired | None) -> Cell:
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """All evaluations of the runs, those that can be compared together; the widest comparison first."""
+    """All evaluations of the runs, those that can be compared together: of most runs first, then of the
+    strongest attacks."""
     groups: dict[str, list[Entry]] = {}
     for run in runs:
         for folder, report in run.evaluations.items():
@@ -149,7 +157,14 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
             key = json.dumps([about, list(report.results)], sort_keys=True)
             groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
     found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]
-    return sorted(found, key=lambda c: (-len({e.run.name for e in c.entries}), -len(c.columns), -c.n))
+    return sorted(found, key=_rank)
+
+
+def _rank(comparison: Comparison) -> tuple[float, ...]:
+    scores = [comparison.score(entry, WORST) for entry in comparison.entries]
+    left = statistics.fmean(1.0 if score.reasons else score.rate for score in scores)
+    runs = {entry.run.name for entry in comparison.entries}
+    return -len(runs), left, -len(comparison.columns), -comparison.n
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:

@@ -52,10 +52,7 @@ def _model_of(summary: Path) -> object:
 
 def checked_report(folder: Path) -> Report:
     """The report of an evaluation whose parts belong together."""
-    try:
-        report = load_report(folder)
-    except AttributeError as error:  # another kind of JSON than that of an evaluation
-        raise CheckpointError(f"{folder} is no whole evaluation: {error}; run it again") from error
+    report = load_report(folder)
     missing = [key for key in NEEDED if key not in report.about]
     threat = report.about.get("threat")
     if not (isinstance(threat, dict) and "name" in threat and isinstance(threat.get("eps"), int | float)):

@@ -103,12 +103,12 @@ class Table:
         bold = ["bold: the best of its column"] if any(cell.best for cell in cells) else []
         return (*bold, *marks, *self.notes)
 
-    def markdown(self, *, title: bool = True) -> str:
+    def markdown(self) -> str:
         """GitHub's form of a table."""
         head, *rest = [escape.markdown(column) for column in self.columns], ["---"] * len(self.columns)
         lines = [head, *rest, *([_markdown(cell) for cell in row] for row in self.rows)]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-        above = f"**{escape.markdown(self.title)}**\n\n" if title and self.title else ""
+        above = f"**{escape.markdown(self.title)}**\n\n" if self.title else ""
         below = "".join(f"\n{escape.markdown(note)}\n" for note in self.legend)
         return above + table + below
 

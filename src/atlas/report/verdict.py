@@ -26,14 +26,15 @@ def verdict(comparison: Comparison) -> str:
         alone = comparison.entries[0]
         score = comparison.score(alone, WORST)
         if len(comparison.entries) > 1:
-            return "These evaluations cannot be compared in the worst case."
+            return f"These evaluations cannot be compared {comparison.worst_words}."
         said = f"is {score}" if score.reasons else f"holds in {score} of cases"
-        return f"{alone.name} {said} in the worst case over all attacks ({n})."
+        return f"{alone.name} {said} {comparison.worst_words} ({n})."
     best = leaders[0]
     others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
     tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
     names = _listed([entry.name for entry in leaders])
-    start = f"{names} {'share' if len(leaders) > 1 else 'has'} the highest accuracy in the worst case, "
+    have = "share" if len(leaders) > 1 else "has"
+    start = f"{names} {have} the highest accuracy {comparison.worst_words}, "
     start += f"{comparison.score(best, WORST)}, {n}"
     if tied:
         return f"{start}; the lead over {', '.join(tied)} is not significant."

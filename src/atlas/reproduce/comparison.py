@@ -56,14 +56,24 @@ def _listed(findings: Findings, row: Row, column: str) -> TableRow:
     return [*what, _number(value.paper), ours, _number(value.difference), n, by_seed, status]
 
 
-def notes(findings: Findings) -> Iterator[str]:
-    """How the table was made, and what it lacks."""
+def trained_with(findings: Findings) -> Iterator[str]:
+    """What the trainings of an artefact had: network, images, precision."""
     order = findings.order
     for task in dict.fromkeys(row.task for row in findings.rows):
         runs = [order.run(row, 0).config for row in findings.rows if row.task == task]
         sizes = sorted({run.training.validation.size for run in runs})
         held_out = " or ".join(f"{size:,}" for size in sizes)
         yield f"{task}: {order.setting(task).words}. Of the training images {held_out} are for validation."
+    if order.precision != "float32":
+        yield f"Trained in {order.precision}, with channels last where that is fast, the time a batch too."
+    if untuned := [row.label for row in order.scaled_rows if row not in findings.rows]:
+        yield f"Without tuned settings, and so not here: {', '.join(untuned)}."
+
+
+def notes(findings: Findings) -> Iterator[str]:
+    """How the table was made, and what it lacks."""
+    order = findings.order
+    yield from trained_with(findings)
     if order.seeds > 1:
         ours = f"the mean of {order.seeds} seeds, with a 95% interval for other seeds and other images"
     else:
@@ -74,9 +84,7 @@ def notes(findings: Findings) -> Iterator[str]:
         f"{worst if WORST in order.artefact.columns else ''}"
     )
     if TIME in order.artefact.columns:
-        yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on one that the JSON names."
-    if order.precision != "float32":
-        yield f"Trained in {order.precision}, with channels last where that is fast, the time a batch too."
+        yield from _timed(findings)
     if order.attack_dtype != "float32":
         yield f"Attacks that need no precision search in {order.attack_dtype}; verdicts are those of float32."
     for row in findings.rows:
@@ -85,10 +93,19 @@ def notes(findings: Findings) -> Iterator[str]:
     yield from missing(findings)
 
 
+def _timed(findings: Findings) -> Iterator[str]:
+    yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on one that the JSON names."
+    known = [findings.value(row, TIME).timing for row in findings.rows if TIME in findings.order.shown(row)]
+    places = {(entry.get("cpu"), entry.get("threads"), entry.get("device")) for entry in known if entry}
+    if len(places) > 1:
+        yield f"{TIME}: not all were measured on one machine with as many threads: they cannot be compared."
+
+
 def missing(findings: Findings) -> Iterator[str]:
     """What an artefact lacks, and the command that makes it."""
     if findings.missing:
-        yield f"Missing: {'; '.join(findings.missing)}. To go on: {findings.go_on.command}"
+        how = f"To go on, with the same --workspace and --runs: {findings.go_on.command}"
+        yield f"Missing: {'; '.join(findings.missing)}. {how}"
 
 
 def _worst_of(findings: Findings) -> str:

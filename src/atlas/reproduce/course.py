@@ -50,7 +50,8 @@ class Course:
         """In words, what keeps it from being finished; "" where it is."""
         if self.finished:
             return ""
-        return f"training {self.state}" + (f" after {len(self.epochs)} epochs" if self.epochs else "")
+        again = "; to try again, remove its folder" if self.state == "failed" else ""
+        return f"training {self.state}{f' after {len(self.epochs)} epochs' if self.epochs else ''}{again}"
 
     @property
     def marks(self) -> tuple[str, ...]:

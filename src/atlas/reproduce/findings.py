@@ -43,7 +43,15 @@ class Findings:
         known = self.subjects[row.key]
         found = [(subject, subject.verdicts(column)) for subject in known]
         seeds = tuple(self._measured(subject, column, v) for subject, v in found if v is not None)
-        return Value(column, number, seeds, marks=_marks(known, len(seeds)))
+        fewer = [f"{len(seeds)} of {len(known)} seeds"] if 0 < len(seeds) < len(known) else []
+        return Value(column, number, seeds, marks=(*self.marks(row), *fewer))
+
+    def marks(self, row: Row) -> tuple[str, ...]:
+        """What must be said beside every number of a row."""
+        subjects = self.subjects[row.key]
+        found = [mark for subject in subjects for mark in subject.course.marks]
+        found += ["at chance"] if any(subject.at_chance for subject in subjects) else []
+        return tuple(dict.fromkeys(found))
 
     def _measured(self, subject: Subject, column: str, verdicts: Verdicts) -> Measured:
         about = subject.course.record()
@@ -83,9 +91,21 @@ class Findings:
         """The order that completes the artefact: for all rows, if any is missing that was not asked for."""
         asked = {row.key for row in self.order.rows}
         lacking = {key for key, many in self.subjects.items() if not all(each.complete for each in many)}
+        lacking |= {row.key for row in self.untimed}
         more = tuple(row.key for row in self.rows if row.key in asked | lacking)
         only = () if len(more) == len(self.order.scaled_rows) else more
         return self.order if lacking <= asked else replace(self.order, only=only)
+
+    @property
+    def untimed(self) -> list[Row]:
+        """Rows that lack nothing but the time a batch."""
+        return [
+            row
+            for row in self.rows
+            if paper.TIME in self.order.shown(row)
+            and all(each.complete for each in self.subjects[row.key])
+            and self.value(row, paper.TIME).timing is None
+        ]
 
     @property
     def missing(self) -> list[str]:
@@ -97,15 +117,7 @@ class Findings:
                 lacks = subject.course.lacks or ("" if subject.complete else "attacks not finished")
                 left = "" if key in asked else ", not asked for"
                 words += [f"{key} (seed {subject.course.run.seed}: {lacks}{left})"] if lacks else []
-        return words
-
-
-def _marks(subjects: tuple[Subject, ...], measured: int) -> tuple[str, ...]:
-    """What must be said beside every number of a row."""
-    found = [mark for subject in subjects for mark in subject.course.marks]
-    found += ["at chance"] if any(subject.at_chance for subject in subjects) else []
-    found += [f"{measured} of {len(subjects)} seeds"] if 0 < measured < len(subjects) else []
-    return tuple(dict.fromkeys(found))
+        return words + [f"{row.key} (time a batch not measured)" for row in self.untimed]
 
 
 def gather(order: Order, lab: Lab) -> Findings:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from atlas.attacks import Climb
 from atlas.attacks.forms import DTYPES
-from atlas.config import fingerprint, override
+from atlas.config import fingerprint, overridden
 from atlas.errors import UsageError, choose
 from atlas.report.comparison import CLEAN, WORST
 from atlas.reproduce import preset
@@ -43,9 +43,8 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         table = preset.load_preset(self.preset)[1]
-        for key, value in {**self.changes, "training.seed": self.seed}.items():
-            table = override(table, key, value)
-        return RunConfig.of(table)
+        changes = {**self.changes, "training.seed": self.seed}
+        return RunConfig.of(overridden(table, changes.items()))
 
     @cached_property
     def hash(self) -> str:
@@ -112,7 +111,8 @@ class Order:
                 raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
         for row in self.rows:
             if (name := self._preset(row)) not in preset.names():
-                hint = "; take --version written" if self.version == "tuned" else ""
+                keys = ",".join(row.key for row in self.all_rows)
+                hint = f"; take --rows {keys} or --version written" if self.version == "tuned" else ""
                 raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
 
     @property
@@ -175,9 +175,11 @@ class Order:
         """Of the folder of its results."""
         network = "" if self.network == default_network(self.scale) else self.network
         version = "" if self.version == "written" else self.version
+        seeds = "" if self.seeds == 1 else f"{self.seeds}-seeds"
         trained = "" if self.precision == "float32" else f"trained-{self.precision}"
         attacked = "" if self.attack_dtype == "float32" else f"attacked-{self.attack_dtype}"
-        return "-".join(filter(None, [self.artefact.name, self.scale, network, version, trained, attacked]))
+        parts = [self.artefact.name, self.scale, network, version, seeds, trained, attacked]
+        return "-".join(filter(None, parts))
 
     @property
     def command(self) -> str:

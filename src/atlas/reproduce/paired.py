@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from atlas.report.comparison import WORST
 from atlas.report.tables import Cell, Table
+from atlas.reproduce.artefact import Row
 from atlas.reproduce.columns import STRONG
 from atlas.reproduce.comparison import TableRow, title
 from atlas.reproduce.findings import Findings
@@ -26,7 +27,7 @@ class PairedTests:
     others: tuple[str, ...]
 
     def __call__(self, findings: Findings) -> Table | None:
-        names = {row.key: row.label for row in findings.rows}
+        names = {row.key: _named(findings, row) for row in findings.rows}
         columns = [c for c in (*STRONG, WORST) if c in findings.order.artefact.columns]
         others = [other for other in self.others if other in names and self.one in names]
         lines = [
@@ -38,6 +39,12 @@ class PairedTests:
         if not lines:
             return None
         return Table.of(f"{title(findings)}: {names[self.one]} against others", HEADS, lines, notes=(NOTE,))
+
+
+def _named(findings: Findings, row: Row) -> str:
+    """The row, with what must be said beside its numbers."""
+    marks = findings.marks(row)
+    return f"{findings.name(row)} ({', '.join(marks)})" if marks else findings.name(row)
 
 
 def _lines(findings: Findings, one: str, other: str, name: str, column: str) -> list[TableRow]:

@@ -98,12 +98,17 @@ class Subject:
         return self.exams.get(self.largest_label)
 
     @property
-    def worst_of(self) -> tuple[str, ...]:
-        """The columns of which the worst case is taken: not those on fewer images than most."""
-        if self.largest is None or not self.complete:
+    def on_most(self) -> tuple[str, ...]:
+        """The columns but those on fewer images than most."""
+        if self.largest is None:
             return ()
         least = min(self.usual or self.largest.report.n, self.largest.report.n)
         return tuple(label for label, exam in self.exams.items() if exam.report.n >= least)
+
+    @property
+    def worst_of(self) -> tuple[str, ...]:
+        """The columns of which the worst case is taken."""
+        return self.on_most if self.complete else ()
 
     def verdicts(self, column: str) -> Verdicts | None:
         """Under a column; None where it is not there yet."""
@@ -117,13 +122,16 @@ class Subject:
 
     @cached_property
     def flags(self) -> list[Flag]:
-        """Why to doubt it: what columns say by themselves, each once, and what all attacks together show."""
-        exams = list(self.exams.values())
-        if not exams:
-            return []
-        ids = shared([exam.verdicts for exam in exams])[0].ids
-        together = after([record for exam in exams for record in exam.records(ids)])
-        single = {flag.name: flag for exam in exams for flag in exam.own_flags}
+        """Why to doubt it: what columns say by themselves, each once, and what attacks together show.
+
+        A column on few images is judged beside the others on those; it must not take images from them.
+        """
+        single = {flag.name: flag for exam in self.exams.values() for flag in exam.own_flags}
+        many = [self.exams[label] for label in self.on_most]
+        together = _together(many)
+        for few in (exam for label, exam in self.exams.items() if label not in self.on_most):
+            own = tuple(f"{name} fools " for name in few.report.results)
+            together += [flag for flag in _together([*many, few]) if flag.message.startswith(own)]
         return list(dict.fromkeys([*single.values(), *together]))
 
     @property
@@ -134,6 +142,14 @@ class Subject:
             return False
         commonest = float(torch.bincount(most.report.y).max()) / most.report.n
         return clean.score.interval[0] <= commonest
+
+
+def _together(exams: Sequence[Exam]) -> list[Flag]:
+    """What their attacks show on the images that all of them saw."""
+    if not exams:
+        return []
+    ids = shared([exam.verdicts for exam in exams])[0].ids
+    return after([record for exam in exams for record in exam.records(ids)])
 
 
 def _worst(parts: Sequence[Verdicts]) -> Verdicts | None:

@@ -57,8 +57,9 @@ class Workspace:
         return found
 
     def _places(self, run: Run) -> list[Path]:
-        """Where the run may lie; its own place first."""
-        return [self.place(run), *self._elsewhere.get(meaning(run.config), ())]
+        """Where the run may lie; its own place first. One whose settings were changed on the way is none."""
+        places = [self.place(run), *self._elsewhere.get(meaning(run.config), ())]
+        return [place for place in places if not RunFolder(place).changed_from]
 
     def place(self, run: Run) -> Path:
         """Where the run is trained, if it is not found."""
@@ -126,11 +127,12 @@ def note_origin(folder: Path, command: str) -> None:
 
 @cache
 def commit() -> str | None:
-    """The commit of this code, with a + where files differ from it; None where it is no work tree.
+    """The commit of this code, with a + where files differ from it; None where it is in no work tree.
 
     Asked once: what runs is what was there when it was started.
     """
     try:
+        _git("ls-files", "--error-unmatch", __file__)  # an installed copy may lie in somebody's work tree
         known = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--", "src")
     except (OSError, subprocess.CalledProcessError):

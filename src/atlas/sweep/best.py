@@ -19,7 +19,7 @@ def as_toml(config: RunConfig, name: str, preset: Table, comment: str) -> str:
     """
     lines = _changes(RunConfig.of(preset).table(), config.table())
     text = f"# {comment}\nextends = {_value(name)}\n\n" + "\n".join(lines) + "\n"
-    # A file of one's own cannot be extended.
+    # Only files of its own folder can extend a file, and this one is written to the sweep's.
     if not name.endswith(".toml") and _gives(config, preset, text):
         return text
     return f"# {comment}\n" + "\n".join(_changes({}, config.table())) + "\n"
@@ -48,7 +48,5 @@ def _changes(base: Mapping[str, Any], table: Mapping[str, Any], where: str = "")
 
 
 def _value(value: Any) -> str:
-    """As TOML, whose numbers, words and lists are JSON's but for the float that is written whole."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
+    """As TOML, whose numbers, words and lists are JSON's."""
     return json.dumps(value, ensure_ascii=False)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from atlas.config import overridden
 from atlas.disk import write_atomic
 from atlas.report.tables import Cell, Table
 from atlas.sweep.best import as_toml
 from atlas.sweep.figure import draw
 from atlas.sweep.outcome import Row, best
-from atlas.sweep.space import at
 from atlas.sweep.study import Sweep
 from atlas.sweep.trial import Place
 from atlas.training import RunConfig
@@ -27,7 +27,7 @@ def write_files(found: Sequence[Row], sweep: Sweep, place: Place, total: int) ->
     }
     top = best(found)
     if top is not None:
-        config = RunConfig.of(at(top.values, sweep.base))
+        config = RunConfig.of(overridden(sweep.base, top.values.items()))
         comment = f"Trial {top.slot + 1} of {total}: {top.outcome.score:.2%} under {sweep.score_label}"
         texts["best.toml"] = as_toml(config, sweep.name, sweep.preset, comment)
     draw(found, sweep, place.folder / "figure")

@@ -109,13 +109,6 @@ def check(space: Space, base: Table) -> None:
             RunConfig.of(override(base, key, value))
 
 
-def at(point: Point, base: Table) -> Table:
-    """The base's table with the values of the point."""
-    for key, value in point.items():
-        base = override(base, key, value)
-    return base
-
-
 _MISSING: Any = object()
 
 

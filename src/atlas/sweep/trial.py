@@ -8,12 +8,11 @@ from pathlib import Path
 
 from optuna import Trial
 
-from atlas.config import fingerprint
+from atlas.config import fingerprint, overridden
 from atlas.errors import AtlasError, DataError, NumericError, UsageError
 from atlas.sweep.outcome import DONE, FAILED, PRUNED, Outcome
 from atlas.sweep.queue import Claim
 from atlas.sweep.scoring import held_out, score
-from atlas.sweep.space import at
 from atlas.sweep.study import Sweep
 from atlas.training import RunConfig, train
 from atlas.training.log import Record
@@ -53,7 +52,7 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
 
     `check` raises where a signal has come in while neither the training nor the attack were listening.
     """
-    table, folder = at(claim.trial.params, sweep.base), place.run(claim.slot)
+    table, folder = overridden(sweep.base, claim.trial.params.items()), place.run(claim.slot)
     try:
         config = RunConfig.of(table)
     except UsageError as error:  # two values that do not go together

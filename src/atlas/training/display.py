@@ -63,7 +63,7 @@ class Display:
         )
 
     def say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, highlight=False, soft_wrap=True)
+        self.console.print(text, style=style, soft_wrap=True)
 
     def warn(self, text: str) -> None:
         """What nobody should miss: as a warning of Python's where nothing is shown."""

@@ -60,8 +60,18 @@ class RunFolder:
         """Write the configuration down, unless it is there already."""
         if self.config.exists() and not differences(self.read_config(), table):
             return
+        earlier = [*self.changed_from, fingerprint(self.read_config())] if self.config.exists() else []
         whole = {"config": table, "hash": fingerprint(table), "command": _command()}
+        whole |= {"changed_from": earlier} if earlier else {}
         write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
+
+    @property
+    def changed_from(self) -> list[str]:
+        """The hashes of configurations that the run had before, if it was changed on the way."""
+        try:
+            return list(json.loads(self.config.read_text()).get("changed_from", []))
+        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+            return []
 
     def read_config(self) -> Table:
         try:

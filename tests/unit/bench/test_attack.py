@@ -339,7 +339,7 @@ def test_the_command_measures_prints_and_writes(
 ) -> None:
     plant(monkeypatch, ValueError("this peer does not work " * 9))
     page, data = tmp_path / "page.md", tmp_path / "new" / "times.json"
-    begin, end = bench.attack_markers()
+    begin, end = bench.markers("attack")
     page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     more = ["--repeats", "2", "--json", str(data), "--markdown", str(page)]
     result = CliRunner(env={"COLUMNS": "100"}).invoke(app, command(weights, *more), catch_exceptions=False)

@@ -52,7 +52,7 @@ def test_the_measured_tables_are_those_of_the_stored_times() -> None:
 
 @pytest.mark.parametrize("part", ["half robust", "large", "circles", "robust", "stages"])
 def test_the_tables_of_attacks_are_those_of_the_stored_times(part: str) -> None:
-    begin, end = bench.attack_markers(part)
+    begin, end = bench.markers("attack", part)
     block = PAGE.read_text().partition(begin)[2].partition(end)[0].strip()
     stored = ROOT / "results" / f"bench-attack-{part.replace(' ', '-')}.json"
     assert block == bench.attack_markdown(json.loads(stored.read_text()))

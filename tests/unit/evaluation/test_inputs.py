@@ -24,12 +24,12 @@ def changed(values: Tensor, number: float) -> Tensor:
     return values
 
 
-def test_good_input_gives_the_number_of_classes() -> None:
-    assert check_inputs(NET, X, Y, Linf(0.1)) == 3
-    assert check_inputs(NET, X[:1], Y[:1], Linf(0.0)) == 3
-    assert check_inputs(NET.double(), X.double(), Y, Linf(0.1)) == 3
+def test_good_input_is_taken() -> None:
+    check_inputs(NET, X, Y, Linf(0.1))
+    check_inputs(NET, X[:1], Y[:1], Linf(0.0))
+    check_inputs(NET.double(), X.double(), Y, Linf(0.1))
     NET.float()
-    assert check_inputs(lambda x: x.flatten(1), X, Y, Linf(0.1)) == 16
+    check_inputs(lambda x: x.flatten(1), X, Y, Linf(0.1))
 
 
 BAD_DATA: dict[str, tuple[Any, Any, str]] = {

@@ -51,6 +51,17 @@ def test_a_run_without_evaluation_or_weights_says_so(run: Path) -> None:
     assert "atlas evaluate" in found.notes[1]
 
 
+def test_a_training_that_is_not_over_broke_off_or_was_changed_says_so(run: Path) -> None:
+    (run / "last.safetensors").unlink()
+    (run / "state.safetensors").write_bytes(b"")
+    assert collect([run])[0].notes == ("training has not come to its end",)
+    (run / "not-finite.json").write_text("{}")
+    assert collect([run])[0].notes == ("training broke off: its numbers were not finite",)
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | {"changed_from": ["0123abcd"]}))
+    assert "changed on the way, from those of hash 0123abcd" in collect([run])[0].notes[0]
+
+
 def test_evaluations_of_other_weights_or_without_end_are_left_out(run: Path, two_runs: list[Path]) -> None:
     shutil.copytree(two_runs[1] / "evaluations/quick-0", run / "evaluations/other")
     shutil.copytree(two_runs[0] / "evaluations/quick-0", run / "evaluations/half")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,13 +160,23 @@ def test_one_row_a_model_and_attack_for_programs() -> None:
 
 def test_the_sentence_says_what_the_test_says() -> None:
     lead = verdict(compare(run("a", report(80)), run("b", report(60))))
-    assert lead.startswith("a has the highest accuracy in the worst case, 80.0%")
+    assert lead.startswith("a has the highest accuracy under PGD, 80.0%")
     assert "the lead is significant (p < 0.001)" in lead
     near = verdict(compare(run("a", report(80)), run("b", report(78)), run("c", report(50))))
     assert "the lead over b (p = 0.5) is not significant" in near
     assert "c" not in near.split(";")[1].replace("cant", "")
     assert "holds in 80.0%" in verdict(compare(run("a", report(80))))
     assert "is invalid (random)" in verdict(compare(run("a", report(80, fatal=["random"]))))
+
+
+def test_the_strongest_attack_comes_first_and_the_worst_of_several_is_called_so() -> None:
+    weak, strong = (replace(report(right), ids=torch.arange(N)) for right in (80, 30))
+    strong.results["Un-T"] = strong.results.pop("PGD")
+    both = replace(strong, results={**weak.results, **strong.results})
+    found = comparisons([run("a", weak, strong)])
+    assert [each.worst_words for each in found] == ["under Un-T", "under PGD"]
+    assert compare(run("a", both)).worst_words == "in the worst case"
+    assert len(comparisons([run("a", weak, strong), run("b", weak)])[0].entries) == 2, "most runs before all"
 
 
 def test_a_page_begins_with_as_many_comparisons_as_it_takes_to_name_every_model() -> None:

@@ -57,9 +57,9 @@ def test_markdown() -> None:
 
 
 def test_marks_that_no_cell_has_are_not_explained() -> None:
-    plain = Table.of("t", ["a"], [["b"]])
+    plain = Table.of("", ["a"], [["b"]])
     assert plain.legend == ()
-    assert plain.markdown(title=False) == "| a |\n| --- |\n| b |\n"
+    assert plain.markdown() == "| a |\n| --- |\n| b |\n"
 
 
 def test_csv_is_numbers_with_the_ends_of_their_intervals() -> None:

@@ -15,15 +15,21 @@ from atlas.reproduce.verdicts import Exam, Subject
 CLEAN, SURVIVED = -1, -2
 
 
-def exam(right: list[int], clean: list[int], ids: list[int] | None = None, white_box: bool = True) -> Exam:
+def exam(
+    right: list[int],
+    clean: list[int],
+    ids: list[int] | None = None,
+    white_box: bool = True,
+    name: str = "attack",
+) -> Exam:
     """One attack on some images: which are right after it, and which were before."""
     n = len(right)
     before, after = torch.tensor(clean).bool(), torch.tensor(right).bool()
     attempt = torch.where(before, torch.where(after, SURVIVED, 0), CLEAN)
     step, queries = torch.zeros(n, dtype=torch.int64), torch.ones(n, dtype=torch.int64)
-    result = AttackResult("attack", {}, white_box, 5, 1, attempt, step, torch.zeros(n), queries)
+    result = AttackResult(name, {}, white_box, 5, 1, attempt, step, torch.zeros(n), queries)
     numbers = torch.tensor(ids if ids is not None else range(n))
-    report = Report({}, numbers, numbers % 2, before, {"attack": result}, [], {"attack": 1.0})
+    report = Report({}, numbers, numbers % 2, before, {name: result}, [], {name: 1.0})
     return Exam(Path("nowhere"), report)
 
 

@@ -107,10 +107,10 @@ def test_several_seeds(smoke: Smoke, workspace: Path) -> None:
         assert [seed["seed"] for seed in cell["seeds"]] == [0, 1]
         assert cell["ours"] == pytest.approx(50 * sum(seed["rate"] for seed in cell["seeds"]))
         assert len({seed["config_hash"] for seed in cell["seeds"]}) == 2
-    page = (workspace / "results/jac-sweep-smoke/jac-sweep.md").read_text()
+    page = (workspace / "results/jac-sweep-smoke-2-seeds/jac-sweep.md").read_text()
     assert "the mean of 2 seeds" in page
     assert "not asked for" in page, "CIFAR-100 has no second seed"
-    assert page.rstrip().endswith("To go on: atlas reproduce jac-sweep --scale smoke --seeds 2")
+    assert page.rstrip().endswith("--runs: atlas reproduce jac-sweep --scale smoke --seeds 2")
 
 
 # --- killed on the way ---

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 from atlas.reproduce import paper
 from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.artefacts import collapse as app_e
-from atlas.reproduce.comparison import notes
+from atlas.reproduce.columns import SUITES
+from atlas.reproduce.comparison import notes, trained_with
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import Findings
 from atlas.reproduce.lab import Lab
@@ -142,6 +145,56 @@ def test_the_note_names_what_the_worst_case_leaves_out(tmp_path: Path, rays: int
 
     exams = {"cifar10-adv-1": {"RayS": of(rays), "AutoAttack": of(400)}}
     assert any(note.endswith(words) for note in notes(findings("rays-autoattack", tmp_path, exams)))
+
+
+def test_the_paired_tests_say_the_data_set_and_what_is_amiss_with_a_row(tmp_path: Path) -> None:
+    exams = {f"cifar10-{key}": {"AutoAttack": of_ten(k)} for key, k in {"atlas-1": 7, "adv-1": 3}.items()}
+    found = findings("rays-autoattack", tmp_path, exams)
+    table = ARTEFACTS["rays-autoattack"].tables["paired-cifar10"](found)
+    assert table is not None
+    assert table.title.endswith(": one-step ATLAS, cifar10 (collapsed) against others")
+    assert {row[1].text for row in table.rows} == {"one-step ADV, cifar10 (collapsed)"}
+
+
+def test_a_time_that_was_not_measured_is_missing_and_times_of_two_machines_do_not_compare(
+    tmp_path: Path,
+) -> None:
+    rows = {key: {c: of_ten(5) for c in SUITES} for key in ("adv-1", "atlas-1")}
+    found = findings("table1-cifar10", tmp_path, rows)
+    assert [words for words in found.missing if "time a batch" in words] == [
+        f"{key} (time a batch not measured)" for key in rows
+    ]
+    assert {"adv-1", "atlas-1"} <= {row.key for row in found.go_on.rows}
+    keys = [found.lab.timings._key(found.order.run(row, 0)) for row in found.rows if row.key in rows]
+    for threads, told in (([1, 1], False), ([1, 2], True)):
+        times = [{"seconds": 0.1, "cpu": "c", "threads": n, "device": "cpu"} for n in threads]
+        found.lab.timings.path.parent.mkdir(parents=True, exist_ok=True)
+        found.lab.timings.path.write_text(json.dumps(dict(zip(keys, times, strict=True))))
+        assert not [words for words in found.missing if "time a batch" in words]
+        assert any("cannot be compared" in note for note in notes(found)) is told
+
+
+@pytest.mark.parametrize("name", ["collapse", "loss-curves"])
+def test_figures_say_what_was_trained(tmp_path: Path, name: str) -> None:
+    found = findings(name, tmp_path, {})
+    lower = replace(found, order=replace(found.order, precision="bfloat16"))
+    said = " ".join(trained_with(lower))
+    assert "mnist: cnn-small on all 60,000 training images" in said
+    assert "Trained in bfloat16" in said
+    if name == "collapse":
+        assert set(trained_with(lower)) <= set(app_e.summary(lower).notes)
+        assert [row.label for row in found.rows if "start clipped" in row.label] == [
+            "ATLAS, alpha = 0, beta = 1, start clipped"
+        ]
+
+
+def test_a_mean_of_fewer_seeds_says_so(tmp_path: Path) -> None:
+    found = findings("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
+    row = found.rows[0]
+    (one,) = found.subjects[row.key]
+    two = replace(found, subjects={**found.subjects, row.key: (one, replace(one, exams={}))})
+    assert found.value(row, "Multi-T").marks == ("collapsed",)
+    assert two.value(row, "Multi-T").marks == ("collapsed", "1 of 2 seeds")
 
 
 def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path) -> None:

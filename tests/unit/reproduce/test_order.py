@@ -186,6 +186,6 @@ def test_the_command_goes_on_with_the_same_order() -> None:
     asked = order("table1-mnist", network="cnn", seeds=3, only=("*-1",), **lower)
     options = "--network cnn --seeds 3 --precision bfloat16-all --attack-dtype bfloat16 --rows '*-1'"
     assert asked.command == f"atlas reproduce table1-mnist --scale cpu {options}"
-    assert asked.name == "table1-mnist-cpu-cnn-trained-bfloat16-all-attacked-bfloat16"
+    assert asked.name == "table1-mnist-cpu-cnn-3-seeds-trained-bfloat16-all-attacked-bfloat16"
     assert order("table1-mnist", network="cnn").name == "table1-mnist-cpu-cnn"
     assert order("table1-mnist", network="cnn-small").name == "table1-mnist-cpu"

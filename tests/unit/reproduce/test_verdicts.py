@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from atlas.evaluation.flags import after, raised
-from atlas.reproduce.findings import _marks
 from tests.unit.reproduce.by_hand import exam, subject
 
 
@@ -70,6 +69,20 @@ def test_flags_are_of_the_images_that_all_columns_saw() -> None:
     assert "fools 6 of 100 images" in flag.message
 
 
+def test_a_column_on_few_images_takes_none_from_the_others() -> None:
+    """By hand: Square fools 20 of 400 images beyond the white-box attack, RayS 3 of the 50 that it saw."""
+    everything = [1] * 400
+    white = exam(everything, everything)
+    square = exam(([0] + [1] * 19) * 20, everything, white_box=False, name="Square")
+    rays = exam([1] * 47 + [0] * 3, [1] * 50, white_box=False, name="RayS")
+    row = subject({"Un-T": white, "AutoAttack": square, "RayS": rays}, usual=400)
+    found = [flag.message.partition(":")[0] for flag in row.flags]
+    assert found == [
+        f"{who} images that every white-box attack left"
+        for who in ("Square fools 20 of 400", "RayS fools 3 of 50")
+    ]
+
+
 def test_every_black_box_attack_that_finds_more_is_named() -> None:
     everything = [1] * 100
     white = exam([0] * 10 + [1] * 90, everything)
@@ -95,9 +108,3 @@ def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is
     assert subject({"PGD-20": many, "Un-T": few}).flags[0] == probed
     found = [flag.name for flag in subject({"PGD-20": many, "Un-T": few}).flags]
     assert found == ["not-uphill", "still-gaining"]
-
-
-def test_a_mean_of_fewer_seeds_says_so() -> None:
-    rows = (subject({"PGD-20": exam([1] * 9, [1] * 9)}), subject({}, expected=1))
-    assert _marks(rows, 1) == ("1 of 2 seeds",)
-    assert _marks(rows, 2) == ()

@@ -5,15 +5,19 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from atlas.config import fingerprint
 from atlas.disk import locked
 from atlas.errors import LockError
 from atlas.reproduce import timings
+from atlas.reproduce import workspace as place_of_work
 from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order, Run
@@ -42,6 +46,7 @@ def copy(made: Path, tmp_path: Path) -> Path:
         run = order(made).run(row, 0)
         for part, name in (("runs", first.place(run).name), ("evaluations", run.name)):
             shutil.copytree(made / part / name, place / part / name, dirs_exist_ok=True)
+    shutil.copy(made / "timings.json", place)
     return place
 
 
@@ -98,7 +103,9 @@ def test_a_failed_row_has_no_numbers(finished: Any, copy: Path, made: Path) -> N
     assert cells(whole, "atlas-l-1")["clean"]["ours"] is None
     assert "| ours | failed | failed |" in page
     assert "broke off" in page
-    assert whole["missing"] == ["atlas-l-1 (seed 0: training failed after 3 epochs)"]
+    assert whole["missing"] == [
+        "atlas-l-1 (seed 0: training failed after 3 epochs; to try again, remove its folder)"
+    ]
 
 
 def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path, made: Path) -> None:
@@ -125,7 +132,7 @@ def test_missing_rows_are_named_with_the_command(finished: Any, copy: Path, made
         "atlas-l-1 (seed 0: attacks not finished)",
         "atlas-g-1 (seed 0: training not begun)",
     ]
-    assert f"To go on: atlas reproduce {NAME} --scale smoke" in page
+    assert f"--runs: atlas reproduce {NAME} --scale smoke" in page
     assert cells(whole, "atlas-g-1")["clean"]["ours"] is None
     assert cells(whole, "adv-1")["clean"]["ours"] is not None
 
@@ -152,6 +159,33 @@ def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: P
     assert mine.finished(asked.run(asked.rows[0], 1)) is None, "another seed is another run"
 
 
+def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tmp_path: Path) -> None:
+    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    shutil.copytree(made / "runs" / run.name, tmp_path / "other")
+    mine = Workspace(tmp_path / "empty", (tmp_path / "other",))
+    assert mine.finished(run) == tmp_path / "other"
+    folder = RunFolder(tmp_path / "other")
+    folder.write_config(replace(run.config, model="cnn").table())
+    folder.write_config(run.config.table())
+    assert folder.changed_from == [run.hash, fingerprint(replace(run.config, model="cnn").table())]
+    assert Workspace(tmp_path / "empty", (tmp_path / "other",)).finished(run) is None
+
+
+def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed copy in somebody's work tree has none."""
+    copy = tmp_path / "theirs/.venv/lib/atlas/reproduce/workspace.py"
+    copy.parent.mkdir(parents=True)
+    shutil.copy(place_of_work.__file__, copy)
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        known = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", tmp_path / "theirs", *known, *words], check=True)
+    monkeypatch.setattr(place_of_work, "__file__", str(copy))
+    assert place_of_work.commit.__wrapped__() is None
+    for words in (["add", "-f", "."], ["commit", "-q", "-m", "ours"]):
+        subprocess.run(["git", "-C", tmp_path / "theirs", *known, *words], check=True)
+    assert len(place_of_work.commit.__wrapped__()) == 12
+
+
 def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
     atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +209,7 @@ def test_finished_evaluations_elsewhere_are_used(
     words = ("--scale", "smoke", "--workspace", mine, "--runs", made, "--finished")
     assert atlas("reproduce", NAME, *words) == 0
     ours, first = (json.loads((w / f"results/{NAME}-smoke/{NAME}.json").read_text()) for w in (mine, made))
-    assert ours["missing"] == []
+    assert ours["missing"] == [f"{row['key']} (time a batch not measured)" for row in first["rows"]]
     for row in first["rows"]:
         assert cells(ours, row["key"])["Multi-T"] == row["cells"]["Multi-T"]
     assert not (mine / "runs").exists()

@@ -11,7 +11,7 @@ from atlas.report import plots
 from atlas.report.tables import Cell, Table
 from atlas.reproduce import paper
 from atlas.reproduce.artefact import Artefact, Row
-from atlas.reproduce.comparison import TableRow, missing, title
+from atlas.reproduce.comparison import TableRow, missing, title, trained_with
 from atlas.reproduce.course import Course
 from atlas.reproduce.findings import Findings
 
@@ -32,7 +32,8 @@ HEADS = (
 
 def _row(task: str, which: str, changes: dict[str, Any]) -> Row:
     weights = f"alpha = {changes['method.alpha']:g}, beta = {changes['method.beta']:g}"
-    return Row(task, "atlas-1", changes, key=f"{task}-{which}", label=f"ATLAS, {weights}")
+    clipped = ", start clipped" if changes.get("method.attack.clip_start") else ""
+    return Row(task, "atlas-1", changes, key=f"{task}-{which}", label=f"ATLAS, {weights}{clipped}")
 
 
 def summary(findings: Findings) -> Table:
@@ -42,6 +43,7 @@ def summary(findings: Findings) -> Table:
         "Accuracies in %, on validation images; J² is the mean of ||J(x')||² over batches of an epoch. The "
         f"paper, on CIFAR-10: a fall of more than {paper.text('collapse_fall')} points while J² rises "
         f"steeply, and clean accuracy of almost {paper.text('collapse_clean')}% afterwards.",
+        *trained_with(findings),
         *missing(findings),
     )
     return Table.of(title(findings), HEADS, lines, notes=notes)

@@ -13,7 +13,7 @@ from atlas.data import Images
 from atlas.report import plots
 from atlas.report.tables import Cell, Table
 from atlas.reproduce.artefact import Artefact, Row
-from atlas.reproduce.comparison import missing, title
+from atlas.reproduce.comparison import missing, title, trained_with
 from atlas.reproduce.curves import BOUNDARY, Line, directions, losses_along, telling_image
 from atlas.reproduce.findings import Findings
 from atlas.threat import Threat
@@ -81,7 +81,7 @@ def summary(findings: Findings) -> Table:
         f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, "
         f"{why if found.like_it else 'for of none do adversarial points become fewer and then vanish'}."
     )
-    return Table.of(title(findings), heads, lines, notes=(note,))
+    return Table.of(title(findings), heads, lines, notes=(note, *trained_with(findings)))
 
 
 def data(findings: Findings) -> Table:
