@@ -11,7 +11,7 @@ from atlas.attacks.lanes import run
 from atlas.attacks.ledger import Outcome
 from atlas.attacks.margin import MultiTargeted, Untargeted
 from atlas.attacks.pgd import FGSM, PGD
-from atlas.attacks.rays import RayS
+from atlas.attacks.rays import RayS, distance_curve
 from atlas.attacks.square import Square
 from atlas.attacks.state import Fresh, State, Step
 from atlas.attacks.transfer import Transfer
@@ -54,6 +54,7 @@ __all__ = [
     "Transfer",
     "Untargeted",
     "adapt",
+    "distance_curve",
     "frozen",
     "run",
 ]

@@ -15,7 +15,7 @@ from atlas import bench
 from atlas import data as data_sets
 from atlas.attacks.lanes import ask
 from atlas.cli.bench_tools import Device, MarkdownFile, Part, Repeats, put, table_of
-from atlas.cli.console import console
+from atlas.cli.console import Root, console
 from atlas.cli.subject import named
 from atlas.config import number
 from atlas.disk import write_atomic
@@ -52,9 +52,7 @@ def attack(
     repeats: Repeats = 3,
     batch: Annotated[int, typer.Option(min=2, help="Images at a time, for all.")] = 256,
     device: Device = "cpu",
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Keep every time in this file, written after each run.")
     ] = None,

@@ -30,7 +30,7 @@ from atlas.cli.bench_tools import (
     table_of,
     write,
 )
-from atlas.cli.console import console
+from atlas.cli.console import Root, console
 from atlas.cli.train import setting
 from atlas.config import overridden
 from atlas.errors import UsageError
@@ -59,9 +59,7 @@ def time(
         list[float] | None,
         typer.Option(min=0, max=1, help="A robust accuracy to reach; again for more. Default: 0.5 0.8 0.9."),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,

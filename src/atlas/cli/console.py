@@ -5,11 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from atlas.errors import AtlasError, DiskError
 from atlas.terminal import Terminal
 
 console = Terminal()
+Root = Annotated[
+    Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+]
 
 
 def say(text: str) -> None:

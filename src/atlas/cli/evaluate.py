@@ -14,7 +14,7 @@ from rich.text import Text
 
 from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
-from atlas.cli.console import console
+from atlas.cli.console import Root, console
 from atlas.cli.subject import named, surrogates
 from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
@@ -74,9 +74,7 @@ def evaluate(
     eot: Annotated[int, typer.Option(min=1, help="For a random model: the mean of so many looks.")] = 1,
     save_images: Annotated[bool, typer.Option(help="Keep the images that fool the model.")] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
     save_seconds: Annotated[float, typer.Option(min=0, help="Save an attack under way this often.")] = 30.0,
     shard: Annotated[str | None, typer.Option(hidden=True)] = None,

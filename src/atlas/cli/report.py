@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from atlas.cli.console import Root
 from atlas.disk import write_atomic
 from atlas.errors import UsageError, unknown
 from atlas.terminal import Terminal
@@ -36,9 +37,7 @@ def report(
     attack: Annotated[
         bool, typer.Option(help="Attack for curves, gallery and answers, or leave them out (seconds).")
     ] = True,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
 ) -> None:
     """Put runs side by side on one page that can be looked at, sent and printed.
 

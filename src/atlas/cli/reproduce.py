@@ -10,7 +10,7 @@ import typer
 from rich.markdown import Markdown
 from rich.table import Table
 
-from atlas.cli.console import console, say
+from atlas.cli.console import Root, console, say
 from atlas.errors import Interrupted, UsageError, choose
 from atlas.reproduce.artefacts import ARTEFACTS
 from atlas.reproduce.cost import Costs
@@ -62,9 +62,7 @@ def reproduce(
         str, typer.Option(help="float32, or bfloat16: search faster, verify in float32.")
     ] = "float32",
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
 ) -> None:
     """Reproduce a table or a figure of the paper, next to the paper's own numbers.
 

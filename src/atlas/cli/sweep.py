@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from atlas.cli.console import console, say
+from atlas.cli.console import Root, console, say
 from atlas.cli.train import setting
 from atlas.config import overridden
 from atlas.errors import UsageError
@@ -64,9 +64,7 @@ def sweep(
             help="postgresql://USER@HOST/DATABASE, the password by PGPASSWORD; default: SQLite in --out.",
         ),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
 ) -> None:
     """Try many settings of a preset, and keep the best.

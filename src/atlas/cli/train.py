@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from atlas.cli.console import console
+from atlas.cli.console import Root, console
 from atlas.config import overridden
 from atlas.disk import locked
 from atlas.errors import AtlasError, UsageError
@@ -53,9 +53,7 @@ def train(
             "and, on MNIST, as accurate on such a device; --set goes before it."
         ),
     ] = None,
-    root: Annotated[
-        Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
-    ] = None,
+    root: Root = None,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
     ] = None,

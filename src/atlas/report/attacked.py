@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import REGISTRIES
 from atlas.evaluation.probes import probe
 from atlas.report.collect import Run
+from atlas.report.display import Display
 from atlas.report.study import RADII, SHOWN, STEPS, Settings, Study, wider
 from atlas.rng import Rng
 from atlas.threat import Threat
@@ -30,16 +31,7 @@ PARTS = len(STEPS) + len(RADII)
 """Attacks on each model, at most."""
 
 
-class Tell(Protocol):
-    """Who is told how it goes."""
-
-    def step(self, what: str, share: float) -> None:
-        """What is being done, and how much of that is over, 0 to 1."""
-
-    def say(self, text: str) -> None: ...
-
-
-def study(run: Run, images: Images, settings: Settings, tell: Tell) -> Study:
+def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     """From the run's folder where it is known, else by attacking the run's model."""
     assert run.model is not None
     data, threat = images.subset(slice(settings.n)), run.config.threat
@@ -66,7 +58,9 @@ def _known(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     return None
 
 
-def _made(run: Run, data: Images, settings: Settings, tell: Tell) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _made(
+    run: Run, data: Images, settings: Settings, tell: Display
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert run.model is not None
     model, threat = run.model, run.config.threat
     device = next(model.parameters()).device
@@ -100,7 +94,7 @@ class _Under:
     x: Tensor
     y: Tensor
     rng: Rng
-    tell: Tell
+    tell: Display
 
     def attack(self, attack: Untargeted, threat: Threat, what: str, which: Tensor | None = None) -> Outcome:
         assert self.run.model is not None
