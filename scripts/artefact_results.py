@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 KEPT = (".csv", ".json", ".md", ".svg", ".tex")
@@ -48,8 +48,7 @@ def main() -> None:
     parser.add_argument("--weights", action="store_true", help="the best weights too")
     options = parser.parse_args()
     text = keep(options.made, ROOT / "results", options.weights).read_text().strip()
-    markers = f"<!-- begin: {options.marker} -->", f"<!-- end: {options.marker} -->"
-    put_between_markers(options.page, text, *markers)
+    put_between_markers(options.page, text, *markers_of(options.marker))
 
 
 if __name__ == "__main__":

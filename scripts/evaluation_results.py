@@ -10,12 +10,12 @@ import argparse
 import shutil
 from pathlib import Path
 
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation.load import load_report
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "evaluation" / "wong-autoattack", ROOT / "docs" / "evaluation.md"
-BEGIN, END = "<!-- begin: wong -->", "<!-- end: wong -->"
+MARKERS = markers_of("wong")
 ORIGINAL = {"clean": 98.3, "APGD-CE": 84.7, "APGD-T": 83.0, "FAB-T": 82.9, "Square": 80.1}
 """What the original AutoAttack leaves of the same images of the same model, in percent."""
 
@@ -35,7 +35,7 @@ def table() -> str:
         fooled = str(int(result.fooled.sum())) if result else ""
         seconds = f"{report.seconds[label]:.0f}" if result else ""
         rows.append([label, f"{wanted:.1f}%", str(report.scores[label]), fooled, seconds])
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *rows])
+    return grid(head, rows)
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     if arguments.what == "keep":
         keep(arguments.evaluation)
     else:
-        put_between_markers(PAGE, table(), BEGIN, END)
+        put_between_markers(PAGE, table(), *MARKERS)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from atlas import models
 from atlas.attacks import frozen
 from atlas.bench.cases import case
 from atlas.bench.passes import ALPHA, kl
-from atlas.bench.report import facts, over, put_between_markers, ratio
+from atlas.bench.report import facts, grid, markers_of, over, put_between_markers, ratio
 from atlas.bench.step import CLASSES, THREAT, random_batch, trainer
 from atlas.cli.process import keep_memory
 from atlas.data import AUGMENTS
@@ -32,7 +32,7 @@ from atlas.rng import Rng
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "levers.json", ROOT / "docs" / "speed.md"
-MARKERS = ("<!-- begin: levers -->", "<!-- end: levers -->")
+MARKERS = markers_of("levers")
 NETWORKS = {"cnn": ((1, 28, 28), 128), "wrn-16-2": ((3, 32, 32), 64)}
 Work = Callable[[], object]
 Lever = tuple[str, Work, Work]
@@ -217,12 +217,9 @@ def table() -> str:
     report = json.loads(RESULTS.read_text())
     names = list(dict.fromkeys(row["lever"] for row in report["levers"]))
     known = {(row["network"], row["lever"]): ratio(row["without_over_with"]) for row in report["levers"]}
-    lines = ["| lever | " + " | ".join(NETWORKS) + " |", "|" + "---|" * (1 + len(NETWORKS))]
-    lines += [
-        f"| {name} | " + " | ".join(known.get((n, name), "-") for n in NETWORKS) + " |" for name in names
-    ]
+    lines = [[name, *(known.get((network, name), "-") for network in NETWORKS)] for name in names]
     sizes = ", ".join(f"{name} with batches of {size}" for name, (_, size) in NETWORKS.items())
-    return "\n".join([f"Measured on {facts(report)}; {sizes}.", "", *lines])
+    return f"Measured on {facts(report)}; {sizes}.\n\n" + grid(["lever", *NETWORKS], lines)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from atlas import data
 from atlas.attacks import PGD, Attack
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation import Score, evaluate
+from atlas.report.collect import records
 from atlas.training import load_config, load_model
 
 ROOT = Path(__file__).parent.parent
@@ -51,17 +52,15 @@ def keep(run: Path) -> None:
         shutil.copy(run / "best.safetensors", folder / "best.safetensors")
 
 
-def row(run: Path) -> str:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    epochs = [r for r in records if r["kind"] == "epoch"]
+def row(run: Path) -> list[str]:
+    epochs = [r for r in records(run / "metrics.jsonl") if r["kind"] == "epoch"]
     best = max(epochs, key=lambda r: r["val_robust"])
-    timing = [json.loads(line) for line in (run / "timing.jsonl").read_text().splitlines()]
-    minutes = sum(r.get("seconds", 0) for r in timing) / 60
+    minutes = sum(r.get("seconds", 0) for r in records(run / "timing.jsonl")) / 60
     scores = {k: Score(**v) for k, v in json.loads((run / "scores.json").read_text()).items()}
     cells = [str(scores[name]) for name in ("clean", *ATTACKS)]
     course = f"{best['val_robust']:.1%} at {best['epoch'] + 1} of {len(epochs)}"
     jacobians = f"{best['jacobian']:.3g} / {epochs[-1]['jacobian']:.3g}"
-    return "| " + " | ".join([f"`{run.name}`", course, jacobians, *cells, f"{minutes:.0f} min"]) + " |"
+    return [f"`{run.name}`", course, jacobians, *cells, f"{minutes:.0f} min"]
 
 
 def sizes(runs: list[Path], name: str) -> str:
@@ -76,15 +75,13 @@ def table(data_set: str) -> str:
     runs = sorted(run for run in runs if load_config(run).data == data_set)
     columns = [f"{name} (n = {sizes(runs, name)})" for name in ("clean", *ATTACKS)]
     head = ["run", "best validation, epoch", "J² best / last", *columns, "training"]
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join([*lines, *map(row, runs)])
+    return grid(head, [row(run) for run in runs])
 
 
 def write() -> None:
     """Replace the tables of the page, each between its two markers."""
     for data_set in ("mnist", "mnist-mini"):
-        markers = f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->"
-        put_between_markers(PAGE, table(data_set), *markers)
+        put_between_markers(PAGE, table(data_set), *markers_of(data_set))
 
 
 def main() -> None:

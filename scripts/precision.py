@@ -16,7 +16,7 @@ from typing import Any
 from scipy import stats
 
 from atlas import data
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.disk import write_atomic
 from atlas.evaluation import evaluate
 from atlas.reproduce.workspace import commit
@@ -24,7 +24,7 @@ from atlas.training import load_config, load_model
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "precision.json", ROOT / "docs" / "speed.md"
-MARKERS = ("<!-- begin: precision -->", "<!-- end: precision -->")
+MARKERS = markers_of("precision")
 ARITHMETICS = {"adv-1": ("bfloat16",), "atlas-1": ("bfloat16", "bfloat16-all")}
 """To be held against float32; ADV has no Jacobian."""
 SEEDS = (0, 1, 2)
@@ -63,7 +63,7 @@ def scores(out: Path) -> dict[str, Any]:
 def table() -> str:
     """For each method, arithmetic and attack: the means of the seeds, and their difference to float32."""
     found = json.loads(RESULTS.read_text())
-    lines = ["| method | arithmetic | attack | float32 | in it | difference |", "|" + "---|" * 6]
+    lines = []
     for method, names in ARITHMETICS.items():
         for name, attack in product(names, COLUMNS):
             both = [
@@ -75,12 +75,11 @@ def table() -> str:
                 for which in ("float32", name)
             ]
             means = [f"{sum(v) / len(v):.2f} ({min(v):.2f} to {max(v):.2f})" for v in both]
-            lines.append(
-                f"| {method} | {name} | {attack} | " + " | ".join([*means, difference(*both)]) + " |"
-            )
+            lines.append([method, name, attack, *means, difference(*both)])
     seeds = len({r["seed"] for r in found["runs"]})
     at = ", ".join(sorted({str(r["commit"])[:7] for r in found["runs"]}))
-    return "\n".join([*lines, "", f"n = {found['n']}, {seeds} seeds, at {at}."])
+    heads = ["method", "arithmetic", "attack", "float32", "in it", "difference"]
+    return f"{grid(heads, lines)}\n\nn = {found['n']}, {seeds} seeds, at {at}."
 
 
 def difference(one: list[float], other: list[float]) -> str:

@@ -15,12 +15,12 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.disk import write_atomic
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
-MARKERS = ("<!-- begin: counts -->", "<!-- end: counts -->")
+MARKERS = markers_of("counts")
 KINDS = {"test_config": "configurations", "test_data": "data files", "test_checkpoint": "weights and states"}
 
 
@@ -78,8 +78,7 @@ def table() -> str:
             for soak in soaks
         ),
     }
-    lines = [f"| {name} | {value} |" for name, value in rows.items()]
-    return "\n".join(["| what | how many |", "|---|---|", *lines])
+    return grid(["what", "how many"], list(rows.items()))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from atlas import data
 from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, lanes
 from atlas.attacks.forms import searched
 from atlas.attacks.margin import MarginState
-from atlas.bench.report import put_between_markers
+from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation import Score
 from atlas.models import build
 from atlas.reproduce.workspace import commit
@@ -108,10 +108,10 @@ def measure(path: Path, n: int) -> None:
         "command": f"python scripts/untargeted_optimizers.py measure {named(path)} --n {n}",
         **{"commit": commit(), "seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
     }
-    for kind, grid in GRID.items():
+    for kind, points in GRID.items():
         found[kind] = [
             [*case, int(run(un_t(*case), THREATS[kind], model, images).robust.sum())]
-            for case in track(grid, f"{path.name}, {THREATS[kind]}")
+            for case in track(points, f"{path.name}, {THREATS[kind]}")
         ]
     found["orders"] = {
         name: order(run(kind(steps=STEPS, restarts=1), THREATS["linf"], model, images))
@@ -153,8 +153,7 @@ def table(kind: str) -> str:
             [optimizer, schedule, f"{size:g}", *(score(m, right) for m, right in each), fooled(each)]
             for (optimizer, schedule, size), each in cases(models, kind)
         ]
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join([f"{caption(models, kind)}:\n", *("| " + " | ".join(line) + " |" for line in lines)])
+    return f"{caption(models, kind)}:\n\n{grid(head, rows)}"
 
 
 def caption(models: dict[str, Any], kind: str) -> str:
@@ -192,8 +191,7 @@ def fooled(each: list[tuple[dict[str, Any], int]]) -> str:
 def write() -> None:
     """Replace the tables of the page, each between its two markers."""
     for kind in (*GRID, "orders"):
-        markers = f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->"
-        put_between_markers(PAGE, table(kind), *markers)
+        put_between_markers(PAGE, table(kind), *markers_of(kind))
 
 
 def main() -> None:

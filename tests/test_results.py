@@ -180,7 +180,7 @@ def test_the_order_of_multi_t_fools_sooner() -> None:
 def test_autoattack_on_the_published_model() -> None:
     """At each stage at most half a point above the original, and the flag for Square goes up."""
     module = script("evaluation_results")
-    assert between("docs/evaluation.md", module.BEGIN, module.END) == module.table()
+    assert between("docs/evaluation.md", *module.MARKERS) == module.table()
     report = load_report(module.RESULTS)
     for label, original in module.ORIGINAL.items():
         assert 100 * report.scores[label].rate <= original + 0.5

@@ -17,10 +17,14 @@ from atlas.disk import write_atomic
 from atlas.errors import UsageError
 
 
-def markers(command: str, part: str = "") -> tuple[str, str]:
-    """The lines of a page between which the tables of this command go; it may have several parts, by name."""
-    name = f"atlas bench {command} {part}".strip()
+def markers_of(name: str) -> tuple[str, str]:
+    """The lines of a page between which the table of this name goes."""
     return f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+
+
+def markers(command: str, part: str = "") -> tuple[str, str]:
+    """Those of the tables of a command of `atlas bench`; a page may have several parts, by name."""
+    return markers_of(f"atlas bench {command} {part}".strip())
 
 
 BEGIN, END = markers("step")
