@@ -8,19 +8,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from atlas import cli
 from atlas.attacks import suites
 from atlas.cli.evaluate import told_apart
 from atlas.models import build
 from atlas.training.run import RunConfig, train
-
-
-def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `atlas ARGUMENTS`."""
-    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
+from tests.unit.cli.command import atlas
 
 
 @pytest.fixture(scope="module")

@@ -10,16 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atlas import cli
+from tests.unit.cli.command import atlas
 from tests.unit.report import runs
-
-
-def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `atlas ARGUMENTS`."""
-    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
 
 
 @pytest.mark.parametrize(

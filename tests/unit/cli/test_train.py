@@ -7,17 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from atlas import cli
 from atlas.reproduce import preset
-
-
-def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `atlas ARGUMENTS`."""
-    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
-
+from tests.unit.cli.command import atlas
 
 QUICK = (
     *(

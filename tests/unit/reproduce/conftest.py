@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from atlas import cli
 from atlas.report import plots
+from tests.unit.cli import command
 
 Atlas = Callable[..., int]
 
@@ -27,10 +27,7 @@ def atlas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Atlas:
     monkeypatch.setenv("COLUMNS", "200")
 
     def run(*arguments: object) -> int:
-        monkeypatch.setattr("sys.argv", ["atlas", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return ended.value.code if isinstance(ended.value.code, int) else 0
+        return command.atlas(monkeypatch, *arguments)
 
     return run
 

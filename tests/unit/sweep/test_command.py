@@ -9,23 +9,15 @@ from typing import Any
 
 import pytest
 
-from atlas import cli
 from atlas.reproduce import preset
 from atlas.training import RunConfig, load_config
+from tests.unit.cli.command import atlas
 
 QUICK = [
     *("--set", "training.schedule.epochs=1", "--set", "training.schedule.ramp_epochs=0"),
     *("--set", "training.batch_size=500", "--set", "training.validation.size=50"),
     *("--set", "training.validation.attack={name = 'pgd', steps = 1}"),
 ]
-
-
-def atlas(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit code of `atlas ARGUMENTS`."""
-    monkeypatch.setattr("sys.argv", ["atlas", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    return ended.value.code if isinstance(ended.value.code, int) else 0
 
 
 def test_a_stronger_attack_scores_on_the_validation_images(
