@@ -26,7 +26,7 @@ def keep(made: Path, results: Path, weights: bool) -> Path:
         shutil.copy(path, kept)
     (page,) = kept.glob("*.md")
     for run in runs(page.with_suffix(".json"), made.parents[1] / "runs"):
-        folder = kept / "runs" / run.name.rpartition("-")[0]
+        folder = kept / "runs" / run.name
         folder.mkdir(parents=True, exist_ok=True)
         for name in (*OF_A_RUN, *(("best.safetensors",) if weights else ())):
             shutil.copy(run / name, folder)

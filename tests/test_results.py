@@ -99,11 +99,11 @@ def test_an_artefact_is_kept_with_its_runs(tmp_path: Path) -> None:
         path.write_text(text)
     keep, kept = script("artefact_results").keep, tmp_path / "kept"
     assert keep(made, kept, weights=False).read_text() == "|1|"
-    small = {f"mine-cpu/runs/mnist-adv-1/{path.name}" for path in run.glob("*.json*")}
+    small = {f"mine-cpu/runs/mnist-adv-1-0123abcd/{path.name}" for path in run.glob("*.json*")}
     expected = {"mine-cpu/mine.json", "mine-cpu/mine.md", *small}
     assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
     keep(made, kept, weights=True)
-    expected.add("mine-cpu/runs/mnist-adv-1/best.safetensors")
+    expected.add("mine-cpu/runs/mnist-adv-1-0123abcd/best.safetensors")
     assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
 
 

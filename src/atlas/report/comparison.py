@@ -148,8 +148,8 @@ def _difference(pair: Paired | None) -> Cell:
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """All evaluations of the runs, those that can be compared together: of most runs first, then of the
-    strongest attacks."""
+    """All evaluations of the runs, those that can be compared together: of most runs first, then those at
+    the radius that they were trained for, then of the strongest attacks."""
     groups: dict[str, list[Entry]] = {}
     for run in runs:
         for folder, report in run.evaluations.items():
@@ -162,9 +162,12 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 def _rank(comparison: Comparison) -> tuple[float, ...]:
     scores = [comparison.score(entry, WORST) for entry in comparison.entries]
-    left = statistics.fmean(1.0 if score.reasons else score.rate for score in scores)
+    at_most = statistics.fmean(1.0 if score.reasons else score.interval[1] for score in scores)
     runs = {entry.run.name for entry in comparison.entries}
-    return -len(runs), left, -len(comparison.columns), -comparison.n
+    elsewhere = any(
+        entry.run.config.threat.eps != comparison.about["threat"]["eps"] for entry in comparison.entries
+    )
+    return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
 
 
 def _told_apart(entries: Sequence[Entry]) -> list[Entry]:

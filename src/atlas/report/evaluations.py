@@ -16,8 +16,7 @@ NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed",
 def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
     """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss."""
     found, notes = dict[str, Report](), []
-    own = {*path.glob("*/config.json"), *path.glob("evaluations/*/config.json")}
-    for place in sorted(own | {*_reproduced(path).glob("*/config.json")}):
+    for place in sorted({*path.glob("*/config.json"), *path.glob("evaluations/*/config.json")}):
         folder = place.parent
         if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
             continue
@@ -29,7 +28,8 @@ def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], 
             notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
             continue
         found[folder.name] = report
-    for place in sorted(path.parent.glob("*/summary.json")) if weights is not None else ():
+    beside = [*path.parent.glob("*/summary.json"), *_reproduced(path).glob("*/summary.json")]
+    for place in sorted(beside) if weights is not None else ():
         if not (place.parent / "metrics.jsonl").exists() and _model_of(place) == weights:
             found[place.parent.name] = checked_report(place.parent)
     if found and weights is None:

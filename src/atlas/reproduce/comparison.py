@@ -65,7 +65,8 @@ def trained_with(findings: Findings) -> Iterator[str]:
         held_out = " or ".join(f"{size:,}" for size in sizes)
         yield f"{task}: {order.setting(task).words}. Of the training images {held_out} are for validation."
     if order.precision != "float32":
-        yield f"Trained in {order.precision}, with channels last where that is fast, the time a batch too."
+        timed = ", the time a batch too" if TIME in order.artefact.columns else ""
+        yield f"Trained in {order.precision}, with channels last where that is fast{timed}."
     if untuned := [row.label for row in order.scaled_rows if row not in findings.rows]:
         yield f"Without tuned settings, and so not here: {', '.join(untuned)}."
 

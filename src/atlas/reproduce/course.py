@@ -13,7 +13,7 @@ from atlas.reproduce.order import Run
 from atlas.reproduce.workspace import Workspace
 from atlas.training.folder import RunFolder
 
-State = Literal["finished", "unfinished", "in use", "failed", "not begun"]
+State = Literal["finished", "unfinished", "in use", "failed", "changed on the way", "not begun"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Course:
         """In words, what keeps it from being finished; "" where it is."""
         if self.finished:
             return ""
-        again = "; to try again, remove its folder" if self.state == "failed" else ""
+        again = "; to try again, remove its folder" if self.state in ("failed", "changed on the way") else ""
         return f"training {self.state}{f' after {len(self.epochs)} epochs' if self.epochs else ''}{again}"
 
     @property
@@ -88,6 +88,8 @@ def course(run: Run, workspace: Workspace) -> Course:
         broken = RunFolder(begun or workspace.place(run)).not_finite
         if broken.exists():
             state, folder = "failed", broken.parent
+        elif RunFolder(own := workspace.place(run)).changed_from:
+            state, folder = "changed on the way", own
         elif begun is not None and in_use(begun):
             state = "in use"
     if folder is None:

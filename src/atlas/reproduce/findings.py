@@ -117,7 +117,10 @@ class Findings:
                 lacks = subject.course.lacks or ("" if subject.complete else "attacks not finished")
                 left = "" if key in asked else ", not asked for"
                 words += [f"{key} (seed {subject.course.run.seed}: {lacks}{left})"] if lacks else []
-        return words + [f"{row.key} (time a batch not measured)" for row in self.untimed]
+        return words + [
+            f"{row.key} (time a batch not measured{'' if row.key in asked else ', not asked for'})"
+            for row in self.untimed
+        ]
 
 
 def gather(order: Order, lab: Lab) -> Findings:

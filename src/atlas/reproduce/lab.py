@@ -85,7 +85,7 @@ class Lab:
         """Say what could not be done, and go on with the next."""
         try:
             yield
-        except (LockError, NumericError) as error:
+        except (LockError, NumericError, CheckpointError) as error:
             self.say(f"{what}: left out for now: {error}")
 
     # --- trainings ---
@@ -100,6 +100,8 @@ class Lab:
         broken = RunFolder(begun or self.workspace.place(run)).not_finite
         if broken.exists():
             raise NumericError(f"training broke off: see {broken}, and remove its folder to try again")
+        if RunFolder(place := self.workspace.place(run)).changed_from:
+            raise CheckpointError(f"{place}: its settings were changed on the way; move it to another place")
         folder = self.workspace.brought(run)
         self.say(f"{what}: {'going on with' if begun else 'training'} {folder}")
         note_origin(folder, order.command)

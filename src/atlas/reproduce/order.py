@@ -111,8 +111,9 @@ class Order:
                 raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
         for row in self.rows:
             if (name := self._preset(row)) not in preset.names():
-                keys = ",".join(row.key for row in self.all_rows)
-                hint = f"; take --rows {keys} or --version written" if self.version == "tuned" else ""
+                hint = "; take --version written" if self.version == "tuned" else ""
+                if self.artefact.columns and (known := self.all_rows):
+                    hint += f", or --rows {','.join(row.key for row in known)}"
                 raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
 
     @property

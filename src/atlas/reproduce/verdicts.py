@@ -124,14 +124,15 @@ class Subject:
     def flags(self) -> list[Flag]:
         """Why to doubt it: what columns say by themselves, each once, and what attacks together show.
 
-        A column on few images is judged beside the others on those; it must not take images from them.
+        A column on few images is judged beside those that saw as many; it must not take images from them.
         """
         single = {flag.name: flag for exam in self.exams.values() for flag in exam.own_flags}
         many = [self.exams[label] for label in self.on_most]
         together = _together(many)
         for few in (exam for label, exam in self.exams.items() if label not in self.on_most):
             own = tuple(f"{name} fools " for name in few.report.results)
-            together += [flag for flag in _together([*many, few]) if flag.message.startswith(own)]
+            rivals = [exam for exam in self.exams.values() if exam.report.n >= few.report.n]
+            together += [flag for flag in _together(rivals) if flag.message.startswith(own)]
         return list(dict.fromkeys([*single.values(), *together]))
 
     @property

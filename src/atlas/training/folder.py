@@ -60,7 +60,7 @@ class RunFolder:
         """Write the configuration down, unless it is there already."""
         if self.config.exists() and not differences(self.read_config(), table):
             return
-        earlier = [*self.changed_from, fingerprint(self.read_config())] if self.config.exists() else []
+        earlier = [*self.changed_from, fingerprint(self.read_config())] if self.begun else []
         whole = {"config": table, "hash": fingerprint(table), "command": _command()}
         whole |= {"changed_from": earlier} if earlier else {}
         write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())

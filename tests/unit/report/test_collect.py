@@ -91,8 +91,6 @@ def test_evaluations_of_reproduce_are_found(run: Path) -> None:
     (found,) = collect([moved])
     assert list(found.evaluations) == ["un-t-1234"]
     assert not any("not evaluated" in note for note in found.notes)
-    shutil.copytree(there / "un-t-1234", there / "pgd-5678", ignore=shutil.ignore_patterns("summary.json"))
-    assert any("pgd-5678 has not come to its end" in note for note in collect([moved])[0].notes)
 
 
 def test_a_torn_last_line_is_no_loss_and_a_torn_middle_is_an_error(run: Path) -> None:

@@ -177,6 +177,10 @@ def test_the_strongest_attack_comes_first_and_the_worst_of_several_is_called_so(
     assert [each.worst_words for each in found] == ["under Un-T", "under PGD"]
     assert compare(run("a", both)).worst_words == "in the worst case"
     assert len(comparisons([run("a", weak, strong), run("b", weak)])[0].entries) == 2, "most runs before all"
+    own = report(90, threat={"name": "linf", "eps": 0.3})
+    assert comparisons([run("a", strong, own)])[0].about["threat"]["eps"] == 0.3, (
+        "then the radius of the training"
+    )
 
 
 def test_a_page_begins_with_as_many_comparisons_as_it_takes_to_name_every_model() -> None:

@@ -83,6 +83,15 @@ def test_a_column_on_few_images_takes_none_from_the_others() -> None:
     ]
 
 
+def test_columns_on_equally_few_images_are_judged_together() -> None:
+    """Un-T leaves all 400 images; of 50, Multi-T fools the first 6 and RayS the first 5 of those."""
+    everything = [1] * 400
+    multi = exam([0] * 6 + [1] * 44, [1] * 50, name="Multi-T")
+    rays = exam([0] * 5 + [1] * 45, [1] * 50, white_box=False, name="RayS")
+    row = subject({"Un-T": exam(everything, everything), "Multi-T": multi, "RayS": rays}, usual=400)
+    assert row.flags == []
+
+
 def test_every_black_box_attack_that_finds_more_is_named() -> None:
     everything = [1] * 100
     white = exam([0] * 10 + [1] * 90, everything)

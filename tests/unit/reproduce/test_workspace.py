@@ -164,11 +164,26 @@ def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tm
     shutil.copytree(made / "runs" / run.name, tmp_path / "other")
     mine = Workspace(tmp_path / "empty", (tmp_path / "other",))
     assert mine.finished(run) == tmp_path / "other"
-    folder = RunFolder(tmp_path / "other")
-    folder.write_config(replace(run.config, model="cnn").table())
+    folder, other = RunFolder(tmp_path / "other"), replace(run.config, model="cnn").table()
+    folder.state.write_bytes(b"")
+    folder.write_config(other)
     folder.write_config(run.config.table())
-    assert folder.changed_from == [run.hash, fingerprint(replace(run.config, model="cnn").table())]
+    assert folder.changed_from == [run.hash, fingerprint(other)]
     assert Workspace(tmp_path / "empty", (tmp_path / "other",)).finished(run) is None
+
+
+def test_a_run_that_was_changed_in_its_own_place_is_left_there_and_named(
+    atlas: Atlas, finished: Any, copy: Path, made: Path
+) -> None:
+    place = folder(copy, made, "adv-1")
+    config = json.loads((place / "config.json").read_text())
+    (place / "config.json").write_text(json.dumps(config | {"changed_from": ["0123abcd"]}))
+    before = snapshot(place)
+    assert atlas("reproduce", NAME, "--scale", "smoke", "--workspace", copy, "--rows", "adv-1") == 0
+    whole, _ = finished()
+    words = "training changed on the way after 3 epochs; to try again, remove its folder"
+    assert whole["missing"] == [f"adv-1 (seed 0: {words})"]
+    assert snapshot(place) == before
 
 
 def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
