@@ -21,6 +21,7 @@ from atlas.training import RunConfig
 
 ROOT = Path(__file__).parents[1]
 OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
+LOWER = "trained-bfloat16-all-attacked-bfloat16"
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 
 
@@ -56,6 +57,7 @@ def test_the_demo_in_readme() -> None:
     ("page", "marker", "folder", "name"),
     [
         ("docs/mnist.md", "table1", "table1-mnist-cpu", "table1-mnist"),
+        ("docs/mnist.md", "table1-cnn", f"table1-mnist-cpu-cnn-{LOWER}", "table1-mnist"),
         ("docs/mnist.md", "table1-tuned", "table1-mnist-cpu-tuned", "table1-mnist"),
         ("docs/mnist.md", "table1-tuned-ten", "table1-mnist-cpu-tuned-ten", "table1-mnist"),
         ("docs/mnist.md", "loss-curves", "loss-curves-cpu", "loss-curves"),

@@ -17,8 +17,12 @@ PANELS = 4
 
 
 def dots(findings: Findings) -> Figure:
-    """A panel for each column, a line for each row: the paper's number hollow, ours with its interval."""
-    columns = [c for c in findings.order.artefact.columns if c != TIME]
+    """A panel for each column, a line for each row: the paper's number hollow, ours with its interval.
+
+    A column in which nobody has a number yet has no panel, unless that holds for all.
+    """
+    every = [c for c in findings.order.artefact.columns if c != TIME]
+    columns = [c for c in every if any(_numbers(findings, c))] or every
     rows = findings.rows
     across = min(PANELS, len(columns))
     down = math.ceil(len(columns) / across)
@@ -38,6 +42,12 @@ def dots(findings: Findings) -> Figure:
         figure.legend(handles, labels, loc="outside lower right", ncols=2)
         figure.suptitle(plots.label(title(findings)), fontsize=8)
     return figure
+
+
+def _numbers(findings: Findings, column: str) -> list[bool]:
+    """For each row, whether there is anything to draw."""
+    values = [findings.value(row, column) for row in findings.rows]
+    return [value.paper is not None or value.ours is not None for value in values]
 
 
 def _panel(axis: Any, findings: Findings, column: str) -> None:

@@ -105,6 +105,15 @@ def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
     assert whiskers == [pytest.approx([10.78, 60.32], abs=0.01), pytest.approx([39.68, 89.22], abs=0.01)]
 
 
+def test_a_column_without_any_number_has_no_panel(tmp_path: Path) -> None:
+    exams = {"adv-1": {"Un-T": of_ten(3)}}
+    figure = ARTEFACTS["table1-cifar10"].figure(findings("table1-cifar10", tmp_path, exams))
+    shown = [axis.get_title() for axis in figure.axes if axis.get_visible()]
+    assert shown == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T"], (
+        "of those the paper has numbers"
+    )
+
+
 def test_lines_of_a_sweep_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
     right = {"0.1": 2, "0.5": 6, "2": 4}
     exams = {f"cifar10-jac-alpha={alpha}": {"Multi-T": of_ten(k)} for alpha, k in right.items()}
