@@ -106,12 +106,10 @@ def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
 
 
 def test_a_column_without_any_number_has_no_panel(tmp_path: Path) -> None:
-    exams = {"adv-1": {"Un-T": of_ten(3)}}
-    figure = ARTEFACTS["table1-cifar10"].figure(findings("table1-cifar10", tmp_path, exams))
-    shown = [axis.get_title() for axis in figure.axes if axis.get_visible()]
-    assert shown == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T"], (
-        "of those the paper has numbers"
-    )
+    """The paper has no AutoAttack and no RayS on MNIST."""
+    found = findings("table1-mnist", tmp_path, {"adv-1": {"RayS": of_ten(3)}})
+    shown = [axis.get_title() for axis in ARTEFACTS["table1-mnist"].figure(found).axes if axis.get_visible()]
+    assert shown == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", "RayS"]
 
 
 def test_lines_of_a_sweep_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
