@@ -22,7 +22,7 @@ def dots(findings: Findings) -> Figure:
     A column in which nobody has a number yet has no panel, unless that holds for all.
     """
     every = [c for c in findings.order.artefact.columns if c != TIME]
-    columns = [c for c in every if any(_numbers(findings, c))] or every
+    columns = [c for c in every if _has_numbers(findings, c)] or every
     rows = findings.rows
     across = min(PANELS, len(columns))
     down = math.ceil(len(columns) / across)
@@ -44,10 +44,10 @@ def dots(findings: Findings) -> Figure:
     return figure
 
 
-def _numbers(findings: Findings, column: str) -> list[bool]:
-    """For each row, whether there is anything to draw."""
+def _has_numbers(findings: Findings, column: str) -> bool:
+    """Whether any row has something to draw."""
     values = [findings.value(row, column) for row in findings.rows]
-    return [value.paper is not None or value.ours is not None for value in values]
+    return any(value.paper is not None or value.ours is not None for value in values)
 
 
 def _panel(axis: Any, findings: Findings, column: str) -> None:
