@@ -54,7 +54,7 @@ class Findings:
         return tuple(dict.fromkeys(found))
 
     def _measured(self, subject: Subject, column: str, verdicts: Verdicts) -> Measured:
-        about = subject.course.record()
+        about = {"right": verdicts.bits, **subject.course.record()}
         if column == WORST:
             about["worst_of"] = list(subject.worst_of)
         label = subject.largest_label if column == CLEAN else column

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +35,11 @@ class Verdicts:
         """Those on the images `ids`, in the order of their numbers."""
         place = _places(self.ids, ids)
         return Verdicts(self.ids[place], self.right[place], self.reasons)
+
+    @property
+    def bits(self) -> str:
+        """A bit for each image, in the order of their numbers: who has two such can test them as a pair."""
+        return b64encode(np.packbits(self.among(self.ids).right.numpy()).tobytes()).decode()
 
 
 def shared(many: Sequence[Verdicts]) -> list[Verdicts]:

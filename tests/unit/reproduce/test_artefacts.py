@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def test_every_cell_of_table_1_is_what_the_evaluations_hold(
             ids, right = columns[label.lower().replace(" ", "-")]
             (seed,) = cell["seeds"]
             assert (seed["k"], seed["n"]) == (right.sum(), len(ids)), (row["key"], label)
+            packed = np.frombuffer(b64decode(seed["right"]), np.uint8)
+            assert np.array_equal(np.unpackbits(packed, count=len(ids)), right[ids.argsort()])
             assert cell["ours"] == pytest.approx(100 * right.sum() / len(ids))
             interval = binomtest(int(right.sum()), len(ids)).proportion_ci(method="wilson")
             assert cell["interval"] == pytest.approx([100 * interval.low, 100 * interval.high])
