@@ -47,13 +47,18 @@ def evaluate(
     ] = "quick",
     attacks: Annotated[
         list[str] | None,
-        typer.Option(help="Only these attacks of the suite, by label or name, or other attacks by name."),
+        typer.Option(
+            metavar="NAMES",
+            help="Only these attacks of the suite, by label or name, or other attacks by name.",
+        ),
     ] = None,
     alone: Annotated[
-        bool, typer.Option(help="Each attack on every image, also where the suite chains them.")
+        bool, typer.Option("--alone", help="Each attack on every image, also where the suite chains them.")
     ] = False,
     n: Annotated[int | None, typer.Option(help="How many test images; default: all.")] = None,
-    random: Annotated[bool, typer.Option(help="n images by chance and seed, not the first n.")] = False,
+    random: Annotated[
+        bool, typer.Option("--random", help="n images by chance and seed, not the first n.")
+    ] = False,
     eps: Annotated[str | None, typer.Option(help="The radius in pixels of [0, 1], such as 8/255.")] = None,
     norm: Annotated[str | None, typer.Option(help="linf or l2.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set's name or path; default: the run's.")] = None,
@@ -62,7 +67,9 @@ def evaluate(
     ] = None,
     surrogate: Annotated[
         list[str] | None,
-        typer.Option(help="For the black box attack: a run's folder, or a preset to train on the spot."),
+        typer.Option(
+            metavar="RUN", help="For the black box attack: a run's folder, or a preset to train on the spot."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of random starts and of --random.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The evaluation's folder; default: by its hash.")] = None,
@@ -72,7 +79,9 @@ def evaluate(
         str, typer.Option(help="float32, or bfloat16: search faster, verify in float32.")
     ] = "float32",
     eot: Annotated[int, typer.Option(min=1, help="For a random model: the mean of so many looks.")] = 1,
-    save_images: Annotated[bool, typer.Option(help="Keep the images that fool the model.")] = False,
+    save_images: Annotated[
+        bool, typer.Option("--save-images", help="Keep the images that fool the model.")
+    ] = False,
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
     root: Root = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,

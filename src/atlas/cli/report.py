@@ -34,9 +34,9 @@ def report(
     ] = None,
     n: Annotated[int, typer.Option(help="Test images for the report's own quick attack.")] = 200,
     steps: Annotated[int, typer.Option(help="Steps of that attack.")] = 20,
-    attack: Annotated[
-        bool, typer.Option(help="Attack for curves, gallery and answers, or leave them out (seconds).")
-    ] = True,
+    no_attack: Annotated[
+        bool, typer.Option("--no-attack", help="Leave it out, and curves, gallery and answers with it.")
+    ] = False,
     root: Root = None,
 ) -> None:
     """Put runs side by side on one page that can be looked at, sent and printed.
@@ -64,7 +64,7 @@ def report(
     for run in found:
         for note in run.notes:
             _say(f"{run.name}: {note}", style="yellow")
-    wanted = attack and (kind == "html" or plots is not None)
+    wanted = not no_attack and (kind == "html" or plots is not None)
     studies = write.studied(found, Settings(n, steps), root=root) if wanted else {}
     if plots is not None:
         files = figures.save_figures(plots, found, grouped(studies))

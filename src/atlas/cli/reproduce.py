@@ -38,7 +38,9 @@ def reproduce(
     seeds: Annotated[int, typer.Option(help="Train every row from so many seeds, 0, 1, ...")] = 1,
     rows: Annotated[
         list[str] | None,
-        typer.Option(help="Only these rows, by key or pattern, with commas between or again for more."),
+        typer.Option(
+            metavar="KEYS", help="Only these rows, by key or pattern, with commas between or again for more."
+        ),
     ] = None,
     network: Annotated[str, typer.Option(help="Of MNIST's rows: cnn or cnn-small; default: by scale.")] = "",
     version: Annotated[
@@ -47,11 +49,13 @@ def reproduce(
     workspace: Annotated[Path, typer.Option(help="Where runs, evaluations and results go.")] = WORKSPACE,
     runs: Annotated[
         list[Path] | None,
-        typer.Option(help="A folder where finished runs may lie; only read; again for more."),
+        typer.Option(metavar="DIR", help="A folder where finished runs may lie; only read; again for more."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The artefact's folder; default: in workspace.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List all artefacts and what they cost.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Show the runs, how far each is, and what is left.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the runs, how far each is, and what is left.")
+    ] = False,
     finished: Annotated[
         bool, typer.Option("--finished", help="Run nothing: write the artefact from what is finished.")
     ] = False,

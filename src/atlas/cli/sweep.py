@@ -52,7 +52,7 @@ def sweep(
             "default: the preset's validation attack."
         ),
     ] = None,
-    prune: Annotated[bool, typer.Option(help="For --search: end trials that fall behind.")] = True,
+    no_prune: Annotated[bool, typer.Option("--no-prune", help="Let trials that fall behind go on.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the search; a run's own is training.seed.")] = 0,
     out: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-NAME.")] = None,
     url: Annotated[
@@ -96,7 +96,7 @@ def sweep(
         space.asked_for(config, grid or [], ranges or [], choices or []),
         grid=bool(grid),
         seed=seed,
-        prune=prune and not grid,
+        prune=not (no_prune or grid),
         score=None if score_attack is None else scoring.named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"

@@ -60,7 +60,9 @@ def train(
     processes: Annotated[
         int, typer.Option(min=1, help="Share each batch among this many processes of this machine.")
     ] = 1,
-    allow_changes: Annotated[bool, typer.Option(help="Resume although settings differ.")] = False,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Resume although settings differ.")
+    ] = False,
 ) -> None:
     """Train a robust classifier.
 
