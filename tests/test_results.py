@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -18,26 +15,10 @@ from atlas.reproduce import preset
 from atlas.reproduce.demo import Row, markdown
 from atlas.reproduce.preset import load_preset
 from atlas.training import RunConfig
+from tests.published import ROOT, between, script
 
-ROOT = Path(__file__).parents[1]
 OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
-LOWER = "trained-bfloat16-all-attacked-bfloat16"
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
-
-
-def between(page: str, begin: str, end: str) -> str:
-    text = (ROOT / page).read_text()
-    assert text.count(begin) == text.count(end) == 1
-    return text.partition(begin)[2].partition(end)[0].strip()
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_demo_in_readme() -> None:
@@ -51,62 +32,6 @@ def test_the_demo_in_readme() -> None:
         for row in json.loads((ROOT / "results/demo/demo.json").read_text())
     ]
     assert between("README.md", "<!-- begin: demo -->", "<!-- end: demo -->") == markdown(rows).strip()
-
-
-@pytest.mark.parametrize(
-    ("page", "marker", "folder", "name"),
-    [
-        ("docs/mnist.md", "table1", "table1-mnist-cpu", "table1-mnist"),
-        ("docs/mnist.md", "table1-cnn", f"table1-mnist-cpu-cnn-{LOWER}", "table1-mnist"),
-        ("docs/mnist.md", "table1-tuned", "table1-mnist-cpu-tuned", "table1-mnist"),
-        ("docs/mnist.md", "table1-tuned-ten", "table1-mnist-cpu-tuned-ten", "table1-mnist"),
-        ("docs/mnist.md", "loss-curves", "loss-curves-cpu", "loss-curves"),
-        ("docs/mnist.md", "collapse", "collapse-cpu", "collapse"),
-        ("docs/cifar.md", "table1-cifar10", "table1-cifar10-cpu", "table1-cifar10"),
-        ("docs/cifar.md", "ablation-cifar10", "ablation-cifar10-cpu", "ablation-cifar10"),
-        ("docs/cifar.md", "table1-cifar100", "table1-cifar100-cpu", "table1-cifar100"),
-        ("docs/cifar.md", "ablation-cifar100", "ablation-cifar100-cpu", "ablation-cifar100"),
-    ],
-)
-def test_an_artefact(page: str, marker: str, folder: str, name: str) -> None:
-    """The page has the artefact's own file, which has the numbers of its JSON file."""
-    file = ROOT / "results" / folder / f"{name}.md"
-    shown = file.read_text()
-    assert between(page, f"<!-- begin: {marker} -->", f"<!-- end: {marker} -->") == shown.strip()
-    whole = json.loads(file.with_suffix(".json").read_text())
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines()]
-    for row in (row for row in whole["rows"] if row["cells"]):
-        (place,) = (k for k, line in enumerate(lines) if line[0] == row["label"] and line[2] == "paper")
-        for text, cell in zip(lines[place + 1][3:], row["cells"].values(), strict=True):
-            (score,) = cell.get("seeds") or [{}]
-            if "k" in score:
-                assert cell["ours"] == pytest.approx(100 * score["k"] / score["n"])
-            if cell["ours"] is not None:
-                assert float(text.split()[0].strip(",")) == pytest.approx(cell["ours"], rel=0.005, abs=0.005)
-    for row in whole["tables"].get("summary", whole["tables"].get("paired"))["rows"]:
-        texts = [cell if isinstance(cell, str) else cell["text"] for cell in row]
-        assert any(all(map(str.startswith, line, texts)) for line in lines if len(line) == len(texts)), texts
-
-
-def test_an_artefact_is_kept_with_its_runs(tmp_path: Path) -> None:
-    made, run = tmp_path / "results/mine-cpu", tmp_path / "runs/mnist-adv-1-0123abcd"
-    table = {
-        "rows": [{"runs": [{"config_hash": "0123abcd4567"}, {"config_hash": "trained in another place"}]}]
-    }
-    files = {made / "mine.json": json.dumps(table), made / "mine.md": "|1|", made / "mine.pdf": ""}
-    files |= {run / name: name for name in ("config.json", "metrics.jsonl", "origin.json", "timing.jsonl")}
-    files |= {run / "best.safetensors": "", run / "state.safetensors": ""}
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    keep, kept = script("artefact_results").keep, tmp_path / "kept"
-    assert keep(made, kept, weights=False).read_text() == "|1|"
-    small = {f"mine-cpu/runs/mnist-adv-1-0123abcd/{path.name}" for path in run.glob("*.json*")}
-    expected = {"mine-cpu/mine.json", "mine-cpu/mine.md", *small}
-    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
-    keep(made, kept, weights=True)
-    expected.add("mine-cpu/runs/mnist-adv-1-0123abcd/best.safetensors")
-    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
 
 
 TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))

@@ -33,7 +33,7 @@ def reproduce(
     artefact: Annotated[str | None, typer.Argument(help="A table or figure of the paper: --list.")] = None,
     scale: Annotated[
         str,
-        typer.Option(help="paper: to the letter; cpu: a network and images for two cores; smoke: seconds."),
+        typer.Option(help="paper: its own sizes; cpu: a network and images for two cores; smoke: seconds."),
     ] = "cpu",
     seeds: Annotated[int, typer.Option(help="Train every row from so many seeds, 0, 1, ...")] = 1,
     rows: Annotated[
@@ -73,7 +73,7 @@ def reproduce(
     - `atlas reproduce --list` : all of them, with their cost on this machine
     - `atlas reproduce table1-mnist --scale smoke` : does it all work? Seconds
     - `atlas reproduce table1-mnist --rows adv-1,atlas-1 --runs runs` : two rows, from runs that are there
-    - `atlas reproduce table1-mnist --network cnn --precision auto` : the paper's network, faster
+    - `atlas reproduce table1-mnist --network cnn --precision auto` : the larger network, faster
     - `atlas reproduce ablation-cifar10 --seeds 3 --dry-run` : what that would take
 
     Finished runs and evaluations are found by what they are of, and not repeated. Interrupted or killed, the

@@ -1,4 +1,4 @@
-"""How much of an experiment is done: the paper's to the letter, what two cores can do, or next to nothing."""
+"""How much of an experiment is done: the paper's own sizes, what two cores can do, or next to nothing."""
 
 from __future__ import annotations
 

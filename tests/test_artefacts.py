@@ -1,0 +1,152 @@
+"""The artefacts in results/: page, Markdown, LaTeX and CSV say what the JSON file says, digit by digit."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas.reproduce import paper
+from tests.published import ROOT, between, script
+
+LOWER = "trained-bfloat16-all-attacked-bfloat16"
+ARTEFACTS = {
+    "table1-mnist-cpu": ("docs/mnist.md", "table1"),
+    f"table1-mnist-cpu-cnn-{LOWER}": ("docs/mnist.md", "table1-cnn"),
+    "table1-mnist-cpu-tuned": ("docs/mnist.md", "table1-tuned"),
+    "table1-mnist-cpu-tuned-ten": ("docs/mnist.md", "table1-tuned-ten"),
+    "loss-curves-cpu": ("docs/mnist.md", "loss-curves"),
+    "collapse-cpu": ("docs/mnist.md", "collapse"),
+    "table1-cifar10-cpu": ("docs/cifar.md", "table1-cifar10"),
+    "ablation-cifar10-cpu": ("docs/cifar.md", "ablation-cifar10"),
+    "table1-cifar100-cpu": ("docs/cifar.md", "table1-cifar100"),
+    "ablation-cifar100-cpu": ("docs/cifar.md", "ablation-cifar100"),
+}
+"""Folders in results/, and where each is shown."""
+pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
+FIGURES = {"loss-curves-cpu", "collapse-cpu"}
+"""Those whose table is none of cells."""
+everywhere = pytest.mark.parametrize("folder", ARTEFACTS)
+Line = list[str]
+
+
+def files(folder: str, ending: str) -> list[Path]:
+    return sorted((ROOT / "results" / folder).glob(f"*.{ending}"))
+
+
+def whole(folder: str) -> dict[str, Any]:
+    (path,) = files(folder, "json")
+    return dict(json.loads(path.read_text()))
+
+
+def signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.2f}"
+
+
+def shown(column: str, cell: dict[str, Any]) -> tuple[str, str, str]:
+    """The paper's number, ours and the difference, as a table has them."""
+    if column == paper.TIME:
+        return f"{cell['paper']:g}", "-" if cell["ours"] is None else f"{cell['ours']:.3g}", "-"
+    theirs = "-" if cell["paper"] is None else f"{cell['paper']:.2f}"
+    if cell["ours"] is None:
+        return theirs, "-", "-"
+    low, high = cell["interval"]
+    marks = "".join(f", {mark}" for mark in cell["marks"])
+    return theirs, f"{cell['ours']:.2f}{marks} [{low:.1f}, {high:.1f}]", signed(cell["difference"])
+
+
+def expected(table: dict[str, Any]) -> Iterator[Line]:
+    """Every line of every table of an artefact, from its JSON file."""
+    for row in (row for row in table["rows"] if row["cells"]):
+        texts = [shown(column, cell) for column, cell in row["cells"].items()]
+        for name, line in zip(("paper", "ours", "difference"), zip(*texts, strict=True), strict=True):
+            about = [row["label"], row["network"]] if name == "paper" else ["", ""]
+            yield [*about, name, *line]
+    for part in (part for name, part in table["tables"].items() if name in ("paired", "summary")):
+        for row in part["rows"]:
+            yield [cell if isinstance(cell, str) else with_interval(cell) for cell in row]
+
+
+def with_interval(cell: dict[str, Any]) -> str:
+    low_high = cell["interval"]
+    return cell["text"] if low_high is None else f"{cell['text']} [{low_high[0]:.1f}, {low_high[1]:.1f}]"
+
+
+def markdown_lines(text: str) -> list[Line]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+def latex_lines(text: str) -> list[Line]:
+    for written, meant in {r"{\scriptsize [": "[", "]}": "]", "$-$": "-", r"\\": ""}.items():
+        text = text.replace(written, meant)
+    return [[cell.strip() for cell in line.split("&")] for line in text.splitlines()]
+
+
+@everywhere
+def test_the_page_has_the_artefacts_own_file(folder: str) -> None:
+    page, marker = ARTEFACTS[folder]
+    (file,) = files(folder, "md")
+    assert between(page, f"<!-- begin: {marker} -->", f"<!-- end: {marker} -->") == file.read_text().strip()
+
+
+@everywhere
+def test_every_line_is_that_of_the_json_file(folder: str) -> None:
+    (page,) = files(folder, "md")
+    markdown = markdown_lines(page.read_text())
+    latex = latex_lines("\n".join(path.read_text() for path in files(folder, "tex")))
+    lines = list(expected(whole(folder)))
+    assert lines
+    for line in lines:
+        assert line in markdown, "Markdown"
+        assert line in latex, "LaTeX"
+
+
+@everywhere
+def test_every_number_is_counted_right(folder: str) -> None:
+    """The share of its images, the difference, and the paper's own number."""
+    for row in whole(folder)["rows"]:
+        for column, cell in row["cells"].items():
+            assert cell["paper"] == paper.number(row["task"], row["key"], column)
+            for seed in cell.get("seeds", ()):
+                assert cell["ours"] == pytest.approx(100 * seed["k"] / seed["n"])
+            if cell["difference"] is not None:
+                assert cell["difference"] == pytest.approx(cell["ours"] - cell["paper"])
+
+
+@pytest.mark.parametrize("folder", sorted(ARTEFACTS.keys() - FIGURES))
+def test_every_number_of_the_csv_file(folder: str) -> None:
+    table = whole(folder)
+    with (ROOT / "results" / folder / f"{table['artefact']}.csv").open(newline="") as file:
+        lines = {(line["row"], line["column"]): line for line in csv.DictReader(file)}
+    for row in table["rows"]:
+        for column, cell in row["cells"].items():
+            line = lines.pop((row["key"], column))
+            for name in ("paper", "ours", "difference"):
+                written = float(line[name]) if line[name] else None
+                assert written == pytest.approx(cell[name]), (row["key"], column, name)
+    assert not lines
+
+
+def test_an_artefact_is_kept_with_its_runs(tmp_path: Path) -> None:
+    made, run = tmp_path / "results/mine-cpu", tmp_path / "runs/mnist-adv-1-0123abcd"
+    table = {
+        "rows": [{"runs": [{"config_hash": "0123abcd4567"}, {"config_hash": "trained in another place"}]}]
+    }
+    files = {made / "mine.json": json.dumps(table), made / "mine.md": "|1|", made / "mine.pdf": ""}
+    files |= {run / name: name for name in ("config.json", "metrics.jsonl", "origin.json", "timing.jsonl")}
+    files |= {run / "best.safetensors": "", run / "state.safetensors": ""}
+    for path, text in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    keep, kept = script("artefact_results").keep, tmp_path / "kept"
+    assert keep(made, kept, weights=False).read_text() == "|1|"
+    small = {f"mine-cpu/runs/mnist-adv-1-0123abcd/{path.name}" for path in run.glob("*.json*")}
+    expected = {"mine-cpu/mine.json", "mine-cpu/mine.md", *small}
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
+    keep(made, kept, weights=True)
+    expected.add("mine-cpu/runs/mnist-adv-1-0123abcd/best.safetensors")
+    assert {str(path.relative_to(kept)) for path in kept.rglob("*.*")} == expected
