@@ -57,6 +57,11 @@ class Flag:
     message: str
     """The evidence in numbers, and what it means."""
 
+    @property
+    def evidence(self) -> str:
+        """The message without its meaning, for who lists many."""
+        return self.message.removesuffix(f": {MEANINGS.get(self.name)}")
+
 
 def raised(name: str, evidence: str, *, fatal: bool = False) -> Flag:
     """The flag of this name, with its meaning after the evidence."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from atlas.evaluation.flags import MEANINGS
 from atlas.report.comparison import WORST
 from atlas.report.tables import Cell, Table
 from atlas.reproduce.artefact import Row
@@ -91,6 +92,9 @@ def notes(findings: Findings) -> Iterator[str]:
     for row in findings.rows:
         for subject in findings.subjects[row.key]:
             yield from _troubles(f"{findings.name(row)}, seed {subject.course.run.seed}", subject)
+    subjects = [subject for row in findings.rows for subject in findings.subjects[row.key]]
+    for name in dict.fromkeys(flag.name for subject in subjects for flag in subject.flags):
+        yield f"{name}: {MEANINGS[name]}."
     yield from missing(findings)
 
 
@@ -129,8 +133,9 @@ def _troubles(who: str, subject: Subject) -> Iterator[str]:
         yield f"{who}: collapsed in epoch {epochs}; the numbers are of epoch {course.best_epoch + 1}."
     if subject.at_chance:
         yield f"{who}: no better than guessing on clean images, so its numbers say nothing of the method."
-    for flag in subject.flags:
-        yield f"{who}: {flag.name}: {flag.message}."
+    for name in dict.fromkeys(flag.name for flag in subject.flags):
+        evidence = "; ".join(flag.evidence for flag in subject.flags if flag.name == name)
+        yield f"{who}: {name}: {evidence}."
 
 
 def _value(findings: Findings, row: Row, column: str) -> Value | None:

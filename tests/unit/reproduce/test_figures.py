@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from atlas.evaluation.flags import MEANINGS
 from atlas.reproduce import paper
 from atlas.reproduce.artefacts import ARTEFACTS, loss_curves
 from atlas.reproduce.artefacts import collapse as app_e
@@ -211,3 +212,23 @@ def test_a_mean_of_fewer_seeds_says_so(tmp_path: Path) -> None:
 
 def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path) -> None:
     assert not any("worst case" in note for note in notes(findings("ablation-cifar10", tmp_path, {})))
+
+
+def test_a_flag_is_explained_once_however_many_rows_have_it(tmp_path: Path) -> None:
+    """By hand: of 100 images the white box leaves 90, of which Square fools 5 and RayS 4."""
+    every = [1] * 100
+    attacked = {
+        "AutoAttack": exam([0] * 10 + [1] * 90, every),
+        "Square": exam([1] * 95 + [0] * 5, every, white_box=False, name="Square"),
+        "RayS": exam([1] * 96 + [0] * 4, every, white_box=False, name="RayS"),
+    }
+    rows = dict.fromkeys(("cifar10-adv-1", "cifar10-atlas-1"), attacked)
+    told = [note for note in notes(findings("rays-autoattack", tmp_path, rows)) if "black-box" in note]
+    left = "images that every white-box attack left"
+    assert told == [
+        f"one-step ADV, cifar10, seed 0: black-box-stronger: Square fools 5 of 100 {left}; "
+        f"RayS fools 4 of 100 {left}.",
+        f"one-step ATLAS, cifar10, seed 0: black-box-stronger: Square fools 5 of 100 {left}; "
+        f"RayS fools 4 of 100 {left}.",
+        f"black-box-stronger: {MEANINGS['black-box-stronger']}.",
+    ]
