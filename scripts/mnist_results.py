@@ -48,7 +48,8 @@ def keep(run: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in KEPT:
         shutil.copy(run / name, folder / name)
-    if load_config(run).data == "mnist":
+    config = load_config(run)
+    if (config.data, config.model) == ("mnist", "cnn-small"):  # others are too large, or no result
         shutil.copy(run / "best.safetensors", folder / "best.safetensors")
 
 

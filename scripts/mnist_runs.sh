@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it goes on.
-#   ATLAS_DATA=... scripts/mnist_runs.sh written | quick | embedded
+#   ATLAS_DATA=... scripts/mnist_runs.sh written | quick | larger | embedded
 set -euo pipefail
 out=${OUT:-runs/mnist}
 
@@ -23,6 +23,11 @@ quick() { # a larger learning rate over fewer epochs, and a stronger validation 
   run quick-atlas-1 mnist-quick-atlas-1
 }
 
+larger() { # the quick settings on the larger network, in bfloat16 where the processor knows it
+  run quick-atlas-1-cnn mnist-quick-atlas-1 --set model=cnn --precision auto
+  run quick-adv-1-cnn mnist-quick-adv-1 --set model=cnn --precision auto
+}
+
 embedded() { # one change at a time to the demo's ATLAS and ADV, on the embedded data
   local m
   for m in atlas adv; do
@@ -36,6 +41,6 @@ embedded() { # one change at a time to the demo's ATLAS and ADV, on the embedded
 }
 
 case ${1:-} in
-  written | quick | embedded) "$1" ;;
+  written | quick | larger | embedded) "$1" ;;
   *) sed -n '2,3p' "$0" >&2 && exit 2 ;;
 esac

@@ -1,0 +1,111 @@
+"""Numbers in the sentences of README and docs: each is one of results/, and no percentage is left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from atlas.reproduce import paper
+from tests.published import ROOT
+
+pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+CNN = "table1-mnist-cpu-cnn-trained-bfloat16-all-attacked-bfloat16"
+CONVENTIONS = {"95%"}
+"""What is no measurement: the level of all intervals."""
+
+
+def read(path: str) -> Any:
+    return json.loads((ROOT / "results" / path).read_text())
+
+
+def prose(page: str) -> str:
+    """The page's sentences, without tables, code and what scripts put between markers, on one line."""
+    text = re.sub(
+        r"<!-- begin: .*?<!-- end: .*?-->|```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL
+    )
+    lines = [line for line in text.splitlines() if not line.startswith("|")]
+    return re.sub(r"\*\*|`[^`]*`", "", " ".join(" ".join(lines).split()))
+
+
+def under(folder: str, row: str, column: str) -> float:
+    """Our accuracy of a cell of Table 1 on MNIST."""
+    (found,) = (each for each in read(f"{folder}/table1-mnist.json")["rows"] if each["key"] == row)
+    return float(found["cells"][column]["ours"])
+
+
+def of_run(name: str, attack: str) -> float:
+    score = read(f"mnist/{name}/scores.json")[attack]
+    return 100 * score["right"] / score["n"]
+
+
+def moved_by_threads() -> list[float]:
+    """How far the strong columns of two runs are apart that differ in the number of threads only."""
+    pairs = [(f"mini-{method}", f"mini-{method}-2threads") for method in ("adv", "atlas")]
+    columns = ("PGD-1000", "margin 5x50")
+    return [of_run(b, column) - of_run(a, column) for a, b in pairs for column in columns]
+
+
+def un_t_of(model: str) -> float:
+    """What the default of Un-T leaves in the comparison of optimisers."""
+    measured = read("attacks/untargeted-optimizers.json")[model]
+    (right,) = (n for *case, n in measured["linf"] if case == ["steepest", "linear", 0.3])
+    return 100 * float(right) / float(measured["n"])
+
+
+def slower_in_bfloat16() -> list[float]:
+    """By how many percent bfloat16 makes PGD-1000 slower in the table of circles, by model."""
+    found = []
+    for model in read("bench-attack-circles.json")["models"]:
+        (attack,) = (each for each in model["attacks"] if each["attack"] == "PGD-1000")
+        (half,) = (each for each in attack["contestants"] if each["who"] == "ours, bfloat16")
+        found.append(100 * (half["over_ours"][1] - 1))
+    return found
+
+
+def readme() -> list[str]:
+    low, *_, high = sorted(moved_by_threads())
+    return [f"moves such a column by {low:.0f} to {high:.0f} points"]
+
+
+def mnist() -> list[str]:
+    margin = {
+        name: of_run(f"written-{name}", "margin 5x50") for name in ("atlas-1", "atlas-1-seed1", "adv-1")
+    }
+    nearer = read("evaluation/trades-20-at-0.2/summary.json")["accuracy"]["Un-T 3x50"]
+    ours = [un_t_of(f"quick-{row}") for row in ("adv-1", "atlas-1")]
+    theirs = [paper.number("mnist", row, "Un-T") for row in ("adv-1", "atlas-1")]
+    return [
+        f"seed 1 of ATLAS keeps {margin['atlas-1-seed1']:.1f}% under the margin attack",
+        f"seed 0 keeps {margin['atlas-1']:.1f}% and ADV {margin['adv-1']:.1f}%",
+        f"leaves {100 * nearer['rate']:.1f}% of {nearer['n']} images",
+        f"leaves {ours[0]:.1f}% of ADV and {ours[1]:.1f}% of ATLAS",
+        f"the paper has {theirs[0]:.2f}% and {theirs[1]:.2f}%",
+    ]
+
+
+def speed() -> list[str]:
+    less, more = sorted(slower_in_bfloat16())
+    (mark,) = {0.8} & set(read("bench-time.json")["marks"])
+    extra = {method: (2 / 50) / passes for method, passes in {"ADV": 5, "ATLAS": 11}.items()}
+    return [
+        f"{less:.0f} and {more:.0f}% more",
+        f"passed {mark:.0%}",
+        f"{extra['ADV']:.1%} to one-step ADV, {extra['ATLAS']:.1%} to one-step ATLAS",
+    ]
+
+
+CLAIMS = {"README.md": readme, "docs/mnist.md": mnist, "docs/speed.md": speed}
+"""Phrases that a page must have, with the numbers of results/ put in."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_share_in_a_sentence_is_one_of_results(page: str) -> None:
+    text = prose(page)
+    for phrase in CLAIMS.get(page, list)():
+        assert phrase in text
+        text = text.replace(phrase, "")
+    assert set(re.findall(r"[\d.]+%", text)) <= CONVENTIONS, "each wants a line in CLAIMS"
