@@ -49,9 +49,10 @@ def signed(value: float | None) -> str:
 
 def shown(column: str, cell: dict[str, Any]) -> tuple[str, str, str]:
     """The paper's number, ours and the difference, as a table has them."""
+    digits = "g" if column == paper.TIME else ".2f"
+    theirs = "-" if cell["paper"] is None else f"{cell['paper']:{digits}}"
     if column == paper.TIME:
-        return f"{cell['paper']:g}", "-" if cell["ours"] is None else f"{cell['ours']:.3g}", "-"
-    theirs = "-" if cell["paper"] is None else f"{cell['paper']:.2f}"
+        return theirs, "-" if cell["ours"] is None else f"{cell['ours']:.3g}", "-"
     if cell["ours"] is None:
         return theirs, "-", "-"
     low, high = cell["interval"]
@@ -59,16 +60,27 @@ def shown(column: str, cell: dict[str, Any]) -> tuple[str, str, str]:
     return theirs, f"{cell['ours']:.2f}{marks} [{low:.1f}, {high:.1f}]", signed(cell["difference"])
 
 
-def expected(table: dict[str, Any]) -> Iterator[Line]:
-    """Every line of every table of an artefact, from its JSON file."""
+def expected(table: dict[str, Any], columns: list[str]) -> Iterator[Line]:
+    """Every line that says anything, of every table of an artefact, from its JSON file.
+
+    Older tables have lines of nothing but dashes too, for rows without a number of ours.
+    """
     for row in (row for row in table["rows"] if row["cells"]):
-        texts = [shown(column, cell) for column, cell in row["cells"].items()]
+        cells = row["cells"]
+        texts = [shown(c, cells[c]) if c in cells else ("-", "-", "-") for c in columns]
         for name, line in zip(("paper", "ours", "difference"), zip(*texts, strict=True), strict=True):
             about = [row["label"], row["network"]] if name == "paper" else ["", ""]
-            yield [*about, name, *line]
+            if name == "paper" or set(line) != {"-"}:
+                yield [*about, name, *line]
     for part in (part for name, part in table["tables"].items() if name in ("paired", "summary")):
         for row in part["rows"]:
             yield [cell if isinstance(cell, str) else with_interval(cell) for cell in row]
+
+
+def columns_of(markdown: list[Line]) -> list[str]:
+    """Those of the table of cells, without their numbers of images."""
+    heads = [line[3:] for line in markdown if line[:3] == ["", "network", ""]]
+    return [head.partition(" (n = ")[0] for line in heads for head in line]
 
 
 def with_interval(cell: dict[str, Any]) -> str:
@@ -98,11 +110,18 @@ def test_every_line_is_that_of_the_json_file(folder: str) -> None:
     (page,) = files(folder, "md")
     markdown = markdown_lines(page.read_text())
     latex = latex_lines("\n".join(path.read_text() for path in files(folder, "tex")))
-    lines = list(expected(whole(folder)))
+    table, columns = whole(folder), columns_of(markdown)
+    lines = list(expected(table, columns))
     assert lines
     for line in lines:
         assert line in markdown, "Markdown"
         assert line in latex, "LaTeX"
+    for found in (markdown, latex):
+        ours = [line for line in found if line[2:3] in (["ours"], ["difference"])]
+        assert all(line in lines or set(line[3:]) == {"-"} for line in ours), "a line of no row"
+    for row in table["rows"]:
+        left_out = [cell for column, cell in row["cells"].items() if column not in columns]
+        assert all(cell["paper"] is cell["ours"] is None for cell in left_out), "a column with numbers"
 
 
 @everywhere

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from atlas.evaluation.flags import MEANINGS
 from atlas.report.comparison import WORST
@@ -11,10 +11,13 @@ from atlas.reproduce.artefact import Row
 from atlas.reproduce.columns import SUITES
 from atlas.reproduce.findings import Findings
 from atlas.reproduce.paper import TIME
+from atlas.reproduce.scales import default_network
 from atlas.reproduce.values import Value
 from atlas.reproduce.verdicts import Subject
 
 TableRow = list[Cell | str]
+NOTHING = "-"
+"""A cell of which there is nothing to say."""
 LIST_HEADS = (
     *("row", "data", "network", "column", "paper", "ours", "difference"),
     *("n", "by seed", "status"),
@@ -22,23 +25,45 @@ LIST_HEADS = (
 
 
 def title(findings: Findings) -> str:
+    """What it is of; on MNIST with the network, which may be one of two."""
     order = findings.order
-    version = {"written": ", as written", "tuned": ", tuned"}[order.version] if order.of_mnist else ""
-    return f"{order.artefact.of}, scale {order.scale}{version}"
+    if not order.of_mnist:
+        return f"{order.artefact.of}, scale {order.scale}"
+    network = order.network or default_network(order.scale)
+    version = {"written": "as written", "tuned": "tuned"}[order.version]
+    return f"{order.artefact.of}, {network}, scale {order.scale}, {version}"
 
 
 def side_by_side(findings: Findings) -> Table:
     """Three lines a row: the paper's accuracy in %, ours with its 95% interval, the difference in points."""
-    columns = findings.order.artefact.columns
-    lines: list[TableRow] = []
-    for row in findings.rows:
-        values = [_value(findings, row, column) for column in columns]
-        network = findings.order.run(row, 0).config.model
-        lines.append([findings.name(row), network, "paper", *(v.paper_cell() if v else "-" for v in values)])
-        lines.append(["", "", "ours", *(v.cell() if v else "-" for v in values)])
-        lines.append(["", "", "difference", *(v.difference_cell() if v else "-" for v in values)])
+    columns = filled_columns(findings)
+    lines = [line for row in findings.rows for line in _lines(findings, row, columns)]
     heads = ["", "network", "", *(_head(findings, column) for column in columns)]
     return Table.of(title(findings), heads, lines, notes=tuple(notes(findings)))
+
+
+def filled_columns(findings: Findings) -> list[str]:
+    """Those in which any row has a number, the paper's or ours, or a reason why it has none."""
+    every = findings.order.artefact.columns
+    return [c for c in every if any(map(_filled, (_value(findings, row, c) for row in findings.rows)))]
+
+
+def _filled(value: Value | None) -> bool:
+    if value is None:
+        return False
+    return value.paper is not None or value.ours is not None or bool(value.reasons)
+
+
+def _lines(findings: Findings, row: Row, columns: Sequence[str]) -> Iterator[TableRow]:
+    """The paper's, with the row's name; ours and the difference where they say anything."""
+    values = [_value(findings, row, column) for column in columns]
+    network = findings.order.run(row, 0).config.model
+    yield [findings.name(row), network, "paper", *(v.paper_cell() if v else NOTHING for v in values)]
+    ours = [v.cell() if v else Cell(NOTHING) for v in values]
+    differences = [v.difference_cell() if v else Cell(NOTHING) for v in values]
+    for name, cells in {"ours": ours, "difference": differences}.items():
+        if any(cell.text != NOTHING for cell in cells):
+            yield ["", "", name, *cells]
 
 
 def listed(findings: Findings) -> Table:
@@ -83,10 +108,10 @@ def notes(findings: Findings) -> Iterator[str]:
     worst = f" The worst case is taken image by image over {_worst_of(findings)}."
     yield (
         f"Accuracy in %; ours is {ours}, each model at its best validation epoch."
-        f"{worst if WORST in order.artefact.columns else ''}"
+        f"{worst if _has_worst(findings) else ''}"
     )
-    if TIME in order.artefact.columns:
-        yield from _timed(findings)
+    if TIME in filled_columns(findings):
+        yield _timed(findings)
     if order.attack_dtype != "float32":
         yield f"Attacks that need no precision search in {order.attack_dtype}; verdicts are those of float32."
     for row in findings.rows:
@@ -98,12 +123,20 @@ def notes(findings: Findings) -> Iterator[str]:
     yield from missing(findings)
 
 
-def _timed(findings: Findings) -> Iterator[str]:
-    yield f"{TIME}: seconds a training step, the paper's on its GPU, ours on one that the JSON names."
+def _timed(findings: Findings) -> str:
     known = [findings.value(row, TIME).timing for row in findings.rows if TIME in findings.order.shown(row)]
-    places = {(entry.get("cpu"), entry.get("threads"), entry.get("device")) for entry in known if entry}
+    places = {(entry.get("device"), entry.get("cpu"), entry.get("threads")) for entry in known if entry}
+    theirs = f"{TIME}: seconds a training step, the paper's on its GPU"
     if len(places) > 1:
-        yield f"{TIME}: not all were measured on one machine with as many threads: they cannot be compared."
+        return f"{theirs}, ours not all on one machine with as many threads: they cannot be compared."
+    return "".join([theirs, *(f", ours on {_machine(*place)}" for place in places), "."])
+
+
+def _machine(device: str | None, cpu: str | None, threads: int | None) -> str:
+    """What did the work: a GPU by its name, else the processor."""
+    if device != "cpu":
+        return device or "a machine that nobody noted"
+    return f"{cpu}, {threads} thread{'' if threads == 1 else 's'}"
 
 
 def missing(findings: Findings) -> Iterator[str]:
@@ -111,6 +144,11 @@ def missing(findings: Findings) -> Iterator[str]:
     if findings.missing:
         how = f"To go on, with the same --workspace and --runs: {findings.go_on.command}"
         yield f"Missing: {'; '.join(findings.missing)}. {how}"
+
+
+def _has_worst(findings: Findings) -> bool:
+    rows = [row for row in findings.rows if WORST in findings.order.shown(row)]
+    return any(findings.value(row, WORST).ours is not None for row in rows)
 
 
 def _worst_of(findings: Findings) -> str:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from atlas.evaluation.flags import MEANINGS
+from atlas.evaluation.flags import MEANINGS, raised
 from atlas.reproduce import paper
 from atlas.reproduce.artefacts import ARTEFACTS, loss_curves
 from atlas.reproduce.artefacts import collapse as app_e
 from atlas.reproduce.columns import SUITES
-from atlas.reproduce.comparison import notes
+from atlas.reproduce.comparison import notes, side_by_side, title
 from atlas.reproduce.course import Course
 from atlas.reproduce.curves import Line
 from atlas.reproduce.findings import Findings
@@ -176,12 +176,13 @@ def test_a_time_that_was_not_measured_is_missing_and_times_of_two_machines_do_no
     ]
     assert {"adv-1", "atlas-1"} <= {row.key for row in found.go_on.rows}
     keys = [found.lab.timings._key(found.order.run(row, 0)) for row in found.rows if row.key in rows]
-    for threads, told in (([1, 1], False), ([1, 2], True)):
-        times = [{"seconds": 0.1, "cpu": "c", "threads": n, "device": "cpu"} for n in threads]
+    for threads, told in (([2, 2], "ours on an EPYC, 2 threads."), ([1, 2], "they cannot be compared.")):
+        times = [{"seconds": 0.1, "cpu": "an EPYC", "threads": n, "device": "cpu"} for n in threads]
         found.lab.timings.path.parent.mkdir(parents=True, exist_ok=True)
         found.lab.timings.path.write_text(json.dumps(dict(zip(keys, times, strict=True))))
         assert not [words for words in found.missing if "time a batch" in words]
-        assert any("cannot be compared" in note for note in notes(found)) is told
+        (note,) = (note for note in notes(found) if note.startswith("s/batch"))
+        assert note.endswith(told)
 
 
 def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,8 +211,39 @@ def test_a_mean_of_fewer_seeds_says_so(tmp_path: Path) -> None:
     assert two.value(row, "Multi-T").marks == ("collapsed", "1 of 2 seeds")
 
 
-def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path) -> None:
-    assert not any("worst case" in note for note in notes(findings("ablation-cifar10", tmp_path, {})))
+@pytest.mark.parametrize("name", ["ablation-cifar10", "table1-cifar10"])
+def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path, name: str) -> None:
+    """No column of it, or no row that has one yet."""
+    assert not any("worst case" in note for note in notes(findings(name, tmp_path, {})))
+
+
+def test_a_table_has_no_lines_and_no_columns_without_anything_in_them(tmp_path: Path) -> None:
+    """The paper has no AutoAttack, no RayS and no worst case on MNIST."""
+    exams = {"adv-1": {"PGD-20": of_ten(3)}, "adv-20": {"RayS": of_ten(2)}}
+    table = side_by_side(findings("table1-mnist", tmp_path, exams))
+    told = [row[2].text for row in table.rows]
+    assert told == [
+        *("paper", "paper", "ours", "difference", "paper", "paper"),
+        *("paper", "ours", "difference", "paper", "paper"),
+    ]
+    heads = [head.partition(" (")[0] for head in table.columns[3:]]
+    assert heads == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", "RayS", "s/batch"]
+
+
+def test_what_is_invalid_keeps_its_column_and_its_line(tmp_path: Path) -> None:
+    flag = raised("random", "by hand", fatal=True)
+    random = replace(of_ten(3), report=replace(of_ten(3).report, flags=[flag]))
+    table = side_by_side(findings("table1-mnist", tmp_path, {"adv-1": {"RayS": random}}))
+    assert "RayS (n = 10)" in table.columns
+    assert "invalid (random)" in {cell.text for row in table.rows for cell in row}
+
+
+@pytest.mark.parametrize(("network", "shown"), [("", "cnn-small"), ("cnn", "cnn")])
+def test_titles_on_mnist_name_the_network(tmp_path: Path, network: str, shown: str) -> None:
+    found = findings("table1-mnist", tmp_path, {})
+    found = replace(found, order=replace(found.order, network=network))
+    assert title(found) == f"Table 1, MNIST, {shown}, scale cpu, as written"
+    assert title(findings("ablation-cifar10", tmp_path, {})) == "Table 2 (App. C), CIFAR-10, scale cpu"
 
 
 def test_a_flag_is_explained_once_however_many_rows_have_it(tmp_path: Path) -> None:
