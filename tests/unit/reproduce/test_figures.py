@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from atlas.evaluation.flags import MEANINGS, raised
-from atlas.reproduce import paper
+from atlas.report import plots
+from atlas.reproduce import figures, paper
 from atlas.reproduce.artefacts import ARTEFACTS, loss_curves
 from atlas.reproduce.artefacts import collapse as app_e
 from atlas.reproduce.columns import SUITES
@@ -109,8 +110,42 @@ def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
 def test_a_column_without_any_number_has_no_panel(tmp_path: Path) -> None:
     """The paper has no AutoAttack and no RayS on MNIST."""
     found = findings("table1-mnist", tmp_path, {"adv-1": {"RayS": of_ten(3)}})
-    shown = [axis.get_title() for axis in ARTEFACTS["table1-mnist"].figure(found).axes if axis.get_visible()]
+    shown = [axis.get_title() for axis in ARTEFACTS["table1-mnist"].figure(found).axes if axis.axison]
     assert shown == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", "RayS"]
+
+
+@pytest.mark.parametrize(
+    ("count", "grid"),
+    [(1, (1, 1)), (2, (1, 2)), (4, (1, 4)), (5, (2, 3)), (6, (2, 3)), (7, (2, 4)), (9, (3, 3))],
+)
+def test_panels_leave_few_places_empty(count: int, grid: tuple[int, int]) -> None:
+    assert figures._grid(count) == grid
+
+
+@pytest.mark.parametrize(("name", "empty"), [("table1-mnist", 1), ("table1-cifar10", 0)])
+def test_panels_share_a_labelled_axis_and_hide_no_legend(tmp_path: Path, name: str, empty: int) -> None:
+    figure = ARTEFACTS[name].figure(findings(name, tmp_path, {"adv-1": {"RayS": of_ten(3)}}))
+    plots.rendered(figure, "png")
+    panels = [axis for axis in figure.axes if axis.axison]
+    assert len(figure.axes) - len(panels) == empty
+    assert {axis.get_xlim() for axis in panels} == {figures.SPAN}
+    across = 4 if empty else 3
+    assert [axis.get_xlabel() for axis in panels[-across:]] == ["accuracy (%)"] * across
+    (legend,) = [axis.get_legend() for axis in figure.axes if axis.get_legend()] + figure.legends
+    box = legend.get_window_extent()
+    assert not any(box.overlaps(axis.get_tightbbox()) for axis in panels)
+
+
+@pytest.mark.parametrize(("collapse", "mark"), [(True, "ours, see the notes"), (False, "ours, 95% interval")])
+def test_a_legend_has_the_marks_that_are_drawn(tmp_path: Path, collapse: bool, mark: str) -> None:
+    found = findings("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
+    (one,) = found.subjects["adv-1"]
+    records = tuple({**record, "collapse": collapse} for record in one.course.records)
+    one = replace(one, course=replace(one.course, records=records))
+    figure = ARTEFACTS["ablation-cifar10"].figure(
+        replace(found, subjects={**found.subjects, "adv-1": (one,)})
+    )
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["paper", mark]
 
 
 def test_lines_of_a_sweep_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
