@@ -18,16 +18,19 @@ from atlas.report.collect import Run
 from atlas.report.study import STEPS, Study
 
 MOST_INSIDE = 4
-"""A legend of more names stands below the plot, where it hides no curve."""
+WIDE = 1.3
+"""A legend of more names, or of one of more inches, stands below the plot, where it hides no curve."""
 MARKERS = "osD^vPX"
 """Beside the colours, for print in gray."""
 LINE = 0.15
 """Inches that a line of a legend takes."""
+HANDLE, GAP = 0.35, 0.2
+"""Inches before a name in a legend, and between its columns."""
 
 
 def save_figures(folder: Path, runs: Sequence[Run], groups: Sequence[Mapping[str, Study]]) -> list[Path]:
     """Write every plot that there are numbers for; the files written."""
-    looks = {run.name: _look(index) for index, run in enumerate(runs)}
+    looks = _looks([run.name for run in runs])
     made: dict[str, Figure] = {}
     for number, group in enumerate(map(valid, groups), 1):
         end = f"-{number}" if len(groups) > 1 else ""
@@ -39,6 +42,14 @@ def save_figures(folder: Path, runs: Sequence[Run], groups: Sequence[Mapping[str
     return [path for name, figure in made.items() for path in plots.save(figure, folder / name)]
 
 
+def _looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Marker, colour, line and label of each; what is the same after shortening has its number."""
+    with plots.style():
+        short = [plots.shortened(name) for name in names]
+    told = [f"{text} ({k})" if short.count(text) > 1 else text for k, text in enumerate(short, 1)]
+    return {name: {**_look(k), "label": plots.label(told[k])} for k, name in enumerate(names)}
+
+
 def _look(index: int) -> dict[str, Any]:
     marker, colour = MARKERS[index % len(MARKERS)], plots.PALETTE[index % len(plots.PALETTE)]
     return {"marker": marker, "color": colour, "linestyle": "-" if index < len(plots.PALETTE) else "--"}
@@ -48,10 +59,10 @@ def radius(studies: Mapping[str, Study], looks: Mapping[str, Mapping[str, Any]])
     with plots.style():
         figure, axes = plots.subplots()
         for name, study in studies.items():
-            _curve(axes, name, study.by_radius, looks[name], banded=len(studies) <= MOST_BANDS)
+            _curve(axes, study.by_radius, looks[name], banded=len(studies) <= MOST_BANDS)
         axes.axvline(next(iter(studies.values())).threat.eps, color="0.5", lw=0.8, ls=":")
         axes.set(xlabel="ε", ylabel="accuracy under attack (%)", ylim=(0, 100), xlim=(0, None))
-        _legend(figure, axes, columns=2)
+        _legend(figure, axes)
     return figure
 
 
@@ -59,22 +70,22 @@ def steps(studies: Mapping[str, Study], looks: Mapping[str, Mapping[str, Any]]) 
     with plots.style():
         figure, axes = plots.subplots()
         for name, study in studies.items():
-            _curve(axes, name, study.by_steps, looks[name], banded=len(studies) <= MOST_BANDS)
+            _curve(axes, study.by_steps, looks[name], banded=len(studies) <= MOST_BANDS)
         axes.set_xscale("log")
         axes.set_xticks(STEPS)
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set(xlabel="steps of the attack", ylabel="accuracy under attack (%)", ylim=(0, 100))
-        _legend(figure, axes, columns=2)
+        _legend(figure, axes)
     return figure
 
 
 def _curve(
-    axes: Any, name: str, scores: Sequence[tuple[float, Score]], look: Mapping[str, Any], *, banded: bool
+    axes: Any, scores: Sequence[tuple[float, Score]], look: Mapping[str, Any], *, banded: bool
 ) -> None:
     x = [at for at, _ in scores]
     low, high = ([100 * score.interval[end] for _, score in scores] for end in (0, 1))
-    axes.plot(x, [100 * score.rate for _, score in scores], label=plots.label(name), **look)
+    axes.plot(x, [100 * score.rate for _, score in scores], **look)
     if banded:
         axes.fill_between(x, low, high, color=look["color"], alpha=0.15, lw=0)
 
@@ -86,7 +97,7 @@ def training(runs: Sequence[Run], looks: Mapping[str, Mapping[str, Any]]) -> Fig
         for run in runs:
             look = {**looks[run.name], "marker": ""}
             epochs = [epoch.number for epoch in run.epochs]
-            left.plot(epochs, [100 * e.robust for e in run.epochs], label=plots.label(run.name), **look)
+            left.plot(epochs, [100 * e.robust for e in run.epochs], **look)
             right.plot(epochs, [e.jacobian for e in run.epochs], **look)
             if run.collapse:
                 cross = {
@@ -102,16 +113,18 @@ def training(runs: Sequence[Run], looks: Mapping[str, Mapping[str, Any]]) -> Fig
         right.set(xlabel="epoch", ylabel="squared Jacobian norm", yscale="log")
         for axes in (left, right):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend(figure, left, columns=4)
+        _legend(figure, left)
     return figure
 
 
-def _legend(figure: Figure, axes: Any, columns: int) -> None:
+def _legend(figure: Figure, axes: Any) -> None:
     """Within the axes, or below them in a figure that is made higher for it."""
     handles, labels = axes.get_legend_handles_labels()
-    if len(labels) <= MOST_INSIDE:
+    widest = max(map(plots.text_width, labels), default=0.0)
+    if len(labels) <= MOST_INSIDE and widest <= WIDE:
         axes.legend()
         return
+    columns = max(1, int(figure.get_figwidth() / (HANDLE + widest + GAP)))
     lines = math.ceil(len(labels) / columns)
     figure.set_figheight(figure.get_figheight() + LINE * (lines + 1))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, columnspacing=1.5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.rcsetup import cycler
+from matplotlib.textpath import text_to_path
 
 from atlas.disk import write_atomic
 from atlas.terminal import one_line
@@ -19,6 +22,8 @@ SINGLE, DOUBLE = 3.25, 6.75
 """Inches: one column of a two-column paper, and both."""
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito 2008: told apart with any common colour vision."""
+LONGEST, WIDEST = 40, 2.6
+"""Characters and inches of a name in a legend: what fits below one column."""
 FORMATS = ("pdf", "svg", "png")
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -71,6 +76,37 @@ def label(text: str) -> str:
     return f"\N{THIN SPACE}{shown}" if shown.startswith("_") else shown
 
 
+def text_width(text: str) -> float:
+    """Inches that text takes in a legend; within `style()`."""
+    font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
+    with _any_characters():
+        points, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(points) / 72
+
+
+def shortened(text: str) -> str:
+    """Text without its middle where it is too long for a legend: names differ at their ends."""
+    text = one_line(text)
+    keep = min(len(text), LONGEST)
+    while text_width(shown := _without_middle(text, keep)) > WIDEST:
+        keep -= 1
+    return shown
+
+
+def _without_middle(text: str, keep: int) -> str:
+    if len(text) <= keep:
+        return text
+    return f"{text[: keep // 2].rstrip()}…{text[len(text) - (keep - 1) // 2 :].lstrip()}"
+
+
+@contextmanager
+def _any_characters() -> Iterator[None]:
+    """Characters that the font lacks are drawn as boxes: nothing that anybody has to be warned of."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write path.pdf, path.svg and path.png, each whole or not at all, the same bytes for the same figure."""
     written = []
@@ -89,6 +125,6 @@ def rendered(figure: Figure, kind: str) -> bytes:
         "png": {"Software": None},
     }
     buffer = io.BytesIO()
-    with style():
+    with style(), _any_characters():
         figure.savefig(buffer, format=kind, metadata=undated[kind])
     return buffer.getvalue()

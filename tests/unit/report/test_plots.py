@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -54,17 +55,55 @@ def test_what_was_set_comes_back() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize("count", [3, 7])
-def test_a_long_legend_hides_no_curve(count: int) -> None:
+def by_steps(names: list[str]) -> Figure:
     study = SimpleNamespace(by_steps=[(k, Score(9, 10)) for k in (1, 50)])
-    looks = {f"model {k}": figures._look(k) for k in range(count)}
-    figure = figures.steps(dict.fromkeys(looks, study), looks)  # type: ignore[arg-type]
+    figure = figures.steps(dict.fromkeys(names, study), figures._looks(names))  # type: ignore[arg-type]
     plots.rendered(figure, "png")
+    return figure
+
+
+def by_epoch(names: list[str]) -> Figure:
+    epochs = [SimpleNamespace(number=k, robust=0.5, jacobian=1.0 + k) for k in (1, 2)]
+    runs = [SimpleNamespace(name=name, epochs=epochs, collapse=None) for name in names]
+    figure = figures.training(runs, figures._looks(names))  # type: ignore[arg-type]
+    plots.rendered(figure, "png")
+    return figure
+
+
+@pytest.mark.parametrize(("count", "more", "inside"), [(3, "", True), (7, "", False), (2, "-" * 30, False)])
+def test_a_long_legend_hides_no_curve(count: int, more: str, inside: bool) -> None:
+    names = [f"model {k}{more}" for k in range(count)]
+    figure = by_steps(names)
     (axes,) = figure.axes
     legend = axes.get_legend() or figure.legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == list(looks)
-    assert legend.get_window_extent().overlaps(axes.get_window_extent()) == (count <= 4)
+    assert [text.get_text() for text in legend.get_texts()] == names
+    assert legend.get_window_extent().overlaps(axes.get_window_extent()) == inside
     assert axes.get_window_extent().height > 0.5 * plots.SINGLE * 0.72 * figure.dpi
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("draw", [by_steps, by_epoch])
+@pytest.mark.parametrize("long", ["a" * 34, "W" * 95, "$" * 250])
+def test_names_of_any_length_leave_the_plot_as_it_is(draw: Callable[[list[str]], Figure], long: str) -> None:
+    figure = draw([f"{k}{long}{k}" for k in range(5)])
+    (legend,) = figure.legends
+    box, page = legend.get_window_extent(), figure.bbox
+    assert page.x0 <= box.x0 < box.x1 <= page.x1
+    for axes in figure.axes:
+        assert not box.overlaps(axes.get_window_extent())
+        assert axes.get_window_extent().height > 0.5 * plots.SINGLE * 0.72 * figure.dpi
+    assert len({text.get_text() for text in legend.get_texts()}) == 5
+
+
+@pytest.mark.filterwarnings("error")
+def test_characters_that_the_font_lacks_are_no_warning() -> None:
+    assert by_steps(["模型", "模" * 100]).legends
+
+
+def test_long_names_lose_their_middle_and_stay_told_apart() -> None:
+    same = [f"{'a' * 50}{k}{'b' * 50}" for k in range(2)]
+    labels = [look["label"] for look in figures._looks(["short", *same]).values()]
+    assert labels == ["short", *(f"{'a' * 20}…{'b' * 19} ({k})" for k in (2, 3))]
 
 
 def test_no_display_and_no_pyplot() -> None:
