@@ -95,7 +95,14 @@ def markdown_lines(text: str) -> list[Line]:
 def latex_lines(text: str) -> list[Line]:
     for written, meant in {r"{\scriptsize [": "[", "]}": "]", "$-$": "-", r"\\": ""}.items():
         text = text.replace(written, meant)
-    return [[cell.strip() for cell in line.split("&")] for line in text.splitlines()]
+    lines: list[Line] = []
+    for line in ([cell.strip() for cell in line.split("&")] for line in text.splitlines()):
+        if len(line) > 1 and all(cell == "" or cell.startswith("[") for cell in line):
+            # Wide tables have intervals in a line below their numbers.
+            lines[-1] = [" ".join(filter(None, both)) for both in zip(lines[-1], line, strict=True)]
+        else:
+            lines.append(line)
+    return lines
 
 
 @everywhere

@@ -18,7 +18,7 @@ LATEX = {
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
-    '"': r"\textquotedbl{}",
+    '"': r"\char34{}",  # its name is not known in LaTeX's own encoding
     "`": r"\textasciigrave{}",
     "†": r"\textdagger{}",
     "±": r"$\pm$",

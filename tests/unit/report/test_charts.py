@@ -117,7 +117,7 @@ def test_curves_over_radius_and_steps_have_the_scores() -> None:
 
 
 def test_static_plots_have_the_same_numbers() -> None:
-    studies, looks = {"mine": a_study()}, {"mine": figures._look(0)}
+    studies, looks = {"mine": a_study()}, figures._looks(["mine"])
     for draw, along in ((figures.radius, RADII), (figures.steps, STEPS)):
         (axes,) = draw(studies, looks).axes
         line = axes.lines[0]

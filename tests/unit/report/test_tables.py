@@ -6,6 +6,9 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -111,6 +114,35 @@ def test_latex_is_a_booktabs_table() -> None:
     for part in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrr}", r"\textdagger{} p"):
         assert part in text
     assert r"first & \textbf{90.0\%} {\scriptsize [82.6, 94.5]} & $-$3.2 \\" in text
+
+
+def wide_table() -> Table:
+    """As wide as Table 1 of an artefact, with text that tries to be more than text."""
+    heads = ["", *(f"attack {k} (n = 1,000)" for k in range(12))]
+    cells = [Cell("-3.63", -3.63, (-3.9, 4.1))] * 12
+    return Table.of('a "wide" one', heads, [["ours", *cells], ["other", *["-"] * 12]], notes=tuple(NASTY))
+
+
+def test_a_wide_table_has_intervals_below_and_is_scaled_to_the_page() -> None:
+    lines = wide_table().latex().splitlines()
+    assert lines[1] == r"  % \usepackage{booktabs,graphicx}"
+    assert any(r"\resizebox{\linewidth}" in line for line in lines)
+    assert f"    ours{' & $-$3.63' * 12} \\\\" in lines
+    assert "    " + r" & {\scriptsize [$-$3.9, 4.1]}" * 12 + r" \\" in lines
+    assert "resizebox" not in table().latex()
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+def test_tables_compile_and_fit_the_page(tmp_path: Path) -> None:
+    """In LaTeX's own encoding and page, which is narrow."""
+    every = Table.of("t", ["a"], [[f"{char}1"] for char in escape.LATEX])
+    body = "".join(each.latex() for each in (table(), wide_table(), every))
+    head = r"\documentclass{article}\usepackage{booktabs,graphicx}\begin{document}"
+    (tmp_path / "t.tex").write_text(f"{head}\n{body}\\end{{document}}\n")
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "t.tex"]
+    told = subprocess.run(words, cwd=tmp_path, capture_output=True, check=False)
+    assert told.returncode == 0, told.stdout.decode(errors="replace")[-2000:]
+    assert b"Overfull \\hbox" not in told.stdout
 
 
 def test_json() -> None:
