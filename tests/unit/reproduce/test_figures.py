@@ -172,12 +172,23 @@ def test_a_collapse_in_numbers(tmp_path: Path) -> None:
 
 
 def test_a_collapse_as_a_picture(tmp_path: Path) -> None:
-    jacobian, robust, clean, *_ = app_e.draw(findings("collapse", tmp_path, {})).axes
+    figure = app_e.draw(findings("collapse", tmp_path, {}))
+    jacobian, robust, clean, *_ = figure.axes
     assert list(jacobian.lines[0].get_ydata()) == [6, 8, 91, 41]
     assert list(jacobian.lines[0].get_xdata()) == pytest.approx([1, 2, 3, 4])
     assert list(robust.lines[0].get_ydata()) == pytest.approx([10, 50, 30, 20])
     assert list(clean.lines[0].get_ydata()) == pytest.approx([90, 80, 85, 95])
     assert [list(axis.lines[1].get_xdata()) for axis in (jacobian, robust, clean)] == [[3, 3]] * 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["collapse seen"]
+
+
+def test_trainings_without_a_collapse_have_no_legend_of_one(tmp_path: Path) -> None:
+    found = findings("collapse", tmp_path, {})
+    calm = {
+        key: (replace(one, course=replace(one.course, records=one.course.records[:4])),)
+        for key, (one,) in found.subjects.items()
+    }
+    assert not app_e.draw(replace(found, subjects=calm)).legends
 
 
 @pytest.mark.parametrize(
@@ -229,6 +240,25 @@ def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monkey
         notes = summary(replace(found, order=replace(found.order, precision="bfloat16"))).notes
         assert any(note.startswith("mnist: cnn-small on all 60,000 training images") for note in notes)
         assert "Trained in bfloat16, with channels last where that is fast." in notes
+
+
+@pytest.mark.parametrize(
+    ("like_it", "words"),
+    [
+        (0, "for of none do adversarial points become fewer and then vanish."),
+        (1, "the only one whose adversarial points become fewer and then vanish."),
+        (7, "the first of 7 whose adversarial points become fewer and then vanish."),
+    ],
+)
+def test_loss_curves_say_why_they_show_an_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like_it: int, words: str
+) -> None:
+    line = Line(torch.linspace(-1, 1, 3), torch.zeros(3, 2, 3))
+    monkeypatch.setattr(loss_curves, "curves", lambda _: loss_curves.Curves(line, line, 0, like_it))
+    found = findings("loss-curves", tmp_path, {})
+    assert loss_curves.summary(found).notes[0].endswith(f"image 0, {words}")
+    legend = [text.get_text() for text in loss_curves.draw(found).legends[0].get_texts()]
+    assert legend[-2:] == ["images along a model's own line", "images along the first model's line"]
 
 
 def test_the_row_of_a_collapse_says_that_its_start_is_clipped(tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ STABLE, COLLAPSED = (
 MNIST_STABLE = {"method.alpha": 1e-5, "method.beta": 0.3}
 MNIST_COLLAPSED = {"method.alpha": 0.0, "method.beta": 1.0, "method.attack.clip_start": True}
 
+SEEN = "collapse seen"
 HEADS = (
     *("", "alpha", "beta", "epochs", "best validation robust", "last validation robust"),
-    *("J² at the best", "J² largest after it", "clean at the best", "clean at the end", "collapse seen"),
+    *("J² at the best", "J² largest after it", "clean at the best", "clean at the end", SEEN),
 )
 
 
@@ -93,6 +94,9 @@ def draw(findings: Findings) -> Figure:
             panels[1].set_title(plots.label(findings.name(row)))
         for axis in axes[-1]:
             axis.set_xlabel("epoch")
+        seen = [line for axis in axes.flat for line in axis.lines if line.get_label() == SEEN]
+        if seen:
+            figure.legend(handles=seen[:1], loc="outside lower center")
         figure.suptitle(plots.label(f"{title(findings)}, validation images"), fontsize=8)
     return figure
 
@@ -109,7 +113,7 @@ def _draw(panels: Any, course: Course) -> None:
     for axis, name in zip(panels, names, strict=True):
         axis.set_ylabel(name)
         for epoch in course.collapses:
-            axis.axvline(epoch + 1, color="red", ls=":", lw=0.8)
+            axis.axvline(epoch + 1, color="red", ls=":", lw=0.8, label=SEEN)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in panels[1:]:
         axis.set_ylim(0, 100)

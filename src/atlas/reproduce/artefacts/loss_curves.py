@@ -75,13 +75,19 @@ def summary(findings: Findings) -> Table:
         wrong = (own[:, middle], shared.any(1), own.any(1))
         shares = [100 * float(which.float().mean()) for which in wrong]
         lines.append([row.label, *(Cell(f"{share:.1f}", share) for share in shares)])
-    why = f"the first whose adversarial points become fewer and then vanish; {found.like_it} are so"
     note = (
         f"In % of {found.own.losses.shape[1]} test images. A line goes through x along the signs of the "
-        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, "
-        f"{why if found.like_it else 'for of none do adversarial points become fewer and then vanish'}."
+        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, {_why(found)}."
     )
     return Table.of(title(findings), heads, lines, notes=(note, *trained_with(findings)))
+
+
+def _why(found: Curves) -> str:
+    """Why this image is the one that is shown."""
+    fall = "adversarial points become fewer and then vanish"
+    if not found.like_it:
+        return f"for of none do {fall}"
+    return f"the {'only one' if found.like_it == 1 else f'first of {found.like_it}'} whose {fall}"
 
 
 def data(findings: Findings) -> Table:
@@ -136,7 +142,10 @@ def _loss(axis: Any, found: Curves, k: int) -> None:
 
 
 def _share(axis: Any, found: Curves, k: int) -> None:
-    names = {"images along a model's own line": found.own, "along the first model's": found.shared}
+    names = {
+        "images along a model's own line": found.own,
+        "images along the first model's line": found.shared,
+    }
     for style, (name, line) in zip(("-", "--"), names.items(), strict=True):
         share = 100 * line.adversarial[k].float().mean(0)
         axis.plot(line.t, share, style, color=plots.PALETTE[1], label=name)
