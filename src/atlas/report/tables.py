@@ -194,7 +194,7 @@ def _lines(cells: Sequence[tuple[str, str]], wide: bool) -> list[str]:
 def _points(rows: Sequence[Sequence[tuple[str, str]]]) -> float:
     """About how wide a table comes out in a font of ten points, with the gaps between columns."""
     widths = [[5 * len(text) + 3.5 * len(small) for text, small in row] for row in rows]
-    return sum(max(column) + 12 for column in zip(*widths, strict=True))
+    return float(sum(max(column) + 12 for column in zip(*widths, strict=True)))
 
 
 def _fitting(tabular: Sequence[str]) -> list[str]:
