@@ -75,7 +75,7 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             glance=at_a_glance(found),
             groups=groups,
             studied=set(studies),
-            per_class=classes.of_comparison(found[0]) if found and not groups else None,
+            per_class=[] if groups else [classes.of_comparison(each) for each in found],
             training=_training([run for run in runs if run.epochs], colours),
             flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
             key={

@@ -118,6 +118,9 @@ def test_models_on_other_data_are_in_the_first_lines_too(two_runs: list[Path]) -
     assert "2 models in 2 comparisons" in first
     assert first.count('<article class="card') == 2
     assert "photos, L∞" in first
+    classes = text.split("<h2>Classes</h2>")[1]
+    assert classes.count("Robust accuracy (%) per class") == 2
+    assert "photos, L∞" in classes.split('id="training"')[0]
 
 
 def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dict[str, Study]]) -> None:
