@@ -95,7 +95,7 @@ def test_beside_two_that_share_the_best_no_mark_depends_on_their_order(order: st
     assert found is not None
     assert found.p_value == pytest.approx(p)
     assert cells(comparison, "PGD")["c"].tied
-    assert f"the lead over c (p = {p:.2g}) is not significant" in verdict(comparison)
+    assert f"the lead over c (p = {p:.2g}) may be chance" in verdict(comparison)
 
 
 def test_three_that_share_the_best_are_named_as_one_says_it() -> None:
@@ -161,12 +161,23 @@ def test_one_row_a_model_and_attack_for_programs() -> None:
 def test_the_sentence_says_what_the_test_says() -> None:
     lead = verdict(compare(run("a", report(80)), run("b", report(60))))
     assert lead.startswith("a has the highest accuracy under PGD, 80.0%")
-    assert "the lead is significant (p < 0.001)" in lead
+    assert lead.endswith("; on these images that is more than chance (p < 0.001; one training of each).")
     near = verdict(compare(run("a", report(80)), run("b", report(78)), run("c", report(50))))
-    assert "the lead over b (p = 0.5) is not significant" in near
-    assert "c" not in near.split(";")[1].replace("cant", "")
-    assert "holds in 80.0%" in verdict(compare(run("a", report(80))))
-    assert "is invalid (random)" in verdict(compare(run("a", report(80, fatal=["random"]))))
+    assert near.endswith("; the lead over b (p = 0.5) may be chance.")
+    alone = verdict(compare(run("a", report(80))))
+    assert alone == "a has an accuracy of 80.0% [71.1, 86.7] under PGD, n = 100."
+
+
+def test_the_sentence_names_who_is_invalid() -> None:
+    a, b = run("a", report(80)), run("b", report(60))
+    c, d = run("c", report(99, fatal=["random"])), run("d", report(99, fatal=["not-uphill"]))
+    assert verdict(compare(c)) == "The result of c is invalid (random)."
+    beside = verdict(compare(a, c))
+    assert beside.startswith("a has an accuracy of 80.0%")
+    assert beside.endswith("The result of c is invalid (random).")
+    both = verdict(compare(a, b, c, d))
+    assert both.startswith("a has the highest accuracy under PGD")
+    assert both.endswith("The result of c is invalid (random) and that of d is invalid (not-uphill).")
 
 
 def test_the_strongest_attack_comes_first_and_the_worst_of_several_is_called_so() -> None:
