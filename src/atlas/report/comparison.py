@@ -131,7 +131,10 @@ class Comparison:
             if entry is not best
         ]
         title = f"Difference to {best.name}, in points"
-        notes = ("[95% interval] for paired samples; p by McNemar's exact test, two-sided",)
+        notes = (
+            "[95% interval] for paired samples, an approximation; p by McNemar's exact test, two-sided; "
+            "where the two disagree the test decides",
+        )
         return Table.of(title, ["model", *self.columns], rows, notes=notes)
 
 

@@ -135,6 +135,19 @@ def test_differences_are_signed_as_the_row_minus_the_best() -> None:
     assert cell.interval[0] < -4 < cell.interval[1]
 
 
+def test_where_interval_and_test_disagree_the_note_says_which_decides() -> None:
+    """5 of 100 fewer: the interval leaves out 0, and p = 0.06."""
+    table = compare(run("a", report(80)), run("b", report(75))).differences()
+    assert table is not None
+    cell = table.rows[0][table.columns.index("PGD")]
+    assert cell.interval is not None
+    assert cell.interval[1] < 0
+    assert stats.binomtest(0, 5).pvalue > 0.05
+    (note,) = table.legend
+    assert "an approximation" in note
+    assert note.endswith("where the two disagree the test decides")
+
+
 @pytest.mark.parametrize(
     "about",
     [{"data_hash": "x"}, {"threat": {"name": "l2", "eps": 1.0}}, {"standing": True}, {"eot": 4}],
