@@ -57,7 +57,12 @@ class Comparison:
     @property
     def title(self) -> str:
         chain = ", each attack on what those before it left" if self.about["standing"] else ""
-        return f"{self.about['data']}, {threat_words(self.about['threat'])}, n = {self.n:,}{chain}"
+        return f"{self.setting}, n = {self.n:,}{chain}"
+
+    @property
+    def setting(self) -> str:
+        """Data set and threat: the parts of a page."""
+        return f"{self.about['data']}, {threat_words(self.about['threat'])}"
 
     @property
     def worst_words(self) -> str:
@@ -160,7 +165,12 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
             key = json.dumps([about, list(report.results)], sort_keys=True)
             groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
     found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]
-    return sorted(found, key=_rank)
+    places = {run.name: place for place, run in enumerate(runs)}
+    first: dict[str, int] = {}
+    for each in found:
+        given = min(places[entry.run.name] for entry in each.entries)
+        first[each.setting] = min(given, first.get(each.setting, given))
+    return sorted(found, key=lambda each: (first[each.setting], *_rank(each)))
 
 
 def _rank(comparison: Comparison) -> tuple[float, ...]:

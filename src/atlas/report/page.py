@@ -63,7 +63,8 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
     """The page of these runs. Models without a study have no curves, gallery and confusion matrix."""
     found = comparisons(runs)
     colours = {run.name: index for index, run in enumerate(runs)}
-    groups = [_group(part, found, colours) for part in grouped(studies)]
+    ordered = {run.name: studies[run.name] for run in runs if run.name in studies}
+    groups = [_group(part, found, colours) for part in grouped(ordered)]
     return (
         _environment()
         .get_template("page.html")
@@ -129,9 +130,11 @@ def _keys(runs: Sequence[Run], found: Sequence[Comparison]) -> dict[str, int]:
 def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: Mapping[str, int]) -> Group:
     first, sound = next(iter(studies.values())), charted.valid(studies)
     threat = {"name": type(first.threat).__name__.lower(), "eps": first.threat.eps}
+    title = f"{first.data}, {threat_words(threat)}"
     evaluated = [c for c in found if {e.run.name for e in c.entries} >= set(studies)]
+    evaluated.sort(key=lambda each: each.setting != title)  # these images and this radius before others
     return Group(
-        title=f"{first.data}, {threat_words(threat)}",
+        title=title,
         attack=f"the margin climbed in {first.settings.steps} steps from one random start",
         n=first.n,
         studies=studies,

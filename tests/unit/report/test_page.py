@@ -123,6 +123,21 @@ def test_models_on_other_data_are_in_the_first_lines_too(two_runs: list[Path]) -
     assert "photos, L∞" in classes.split('id="training"')[0]
 
 
+def test_every_part_has_the_data_sets_in_the_order_of_the_runs(
+    nasty: tuple[list[Run], dict[str, Study]],
+) -> None:
+    runs, studies = nasty
+    report = runs[1].evaluations["quick-0"]
+    far = replace(report, about={**report.about, "data": "far", "data_hash": "x"})
+    runs = [runs[0], replace(runs[1], evaluations={"quick-0": far})]
+    other = {"two": replace(studies["two"], data="far", data_hash="x"), NASTY: studies[NASTY]}
+    for given in (runs, runs[::-1]):
+        text = page.render(given, other, command="x")
+        tables = re.findall(r'class="caption">(far)?[^<]*, L∞', text.split('id="comparison"')[1])
+        curves = re.findall(r"Radius and steps: (far)?", text)
+        assert tables == curves == (["", "far"] if given is runs else ["far", ""])
+
+
 def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     few = page.render(*nasty, command="x")
     assert "The first image of each class, picked by nobody" in few
