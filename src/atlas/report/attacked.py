@@ -37,6 +37,7 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     data, threat = images.subset(slice(settings.n)), run.config.threat
     data_hash = data.fingerprint()
     key = {"model": run.weights, "data": data_hash, **settings.table()}
+    key |= {"gallery": "the first right of each class"}  # others are kept by earlier versions
     key |= {"threat": [type(threat).__name__, threat.eps], "attack": table_of(settings.attack, REGISTRIES)}
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
     found = _known(path)
@@ -80,7 +81,7 @@ def _made(
         ]
         radius = under.first_radius(settings.attack, logits.argmax(1) == y, main.robust)
         logits_adv = lanes.ask(model, main.x_adv, 256)
-    shown = first_of_each_class(data.y)
+    shown = first_of_each_class(data.y, (logits.argmax(1) == y).cpu())
     tensors = {"logits": logits, "logits_adv": logits_adv, "radius": radius, "held": torch.stack(held)}
     tensors |= {"shown": shown, "x": x[shown.to(device)], "x_adv": main.x_adv[shown.to(device)]}
     return {k: v.cpu() for k, v in tensors.items()}, {"flags": [asdict(flag) for flag in flags]}
@@ -124,7 +125,16 @@ class _Under:
         return radius
 
 
-def first_of_each_class(y: Tensor) -> Tensor:
-    """The places of the first image of each class, SHOWN at most, by class: int64 [G]."""
-    firsts = sorted(y.tolist().index(label) for label in set(y.tolist()))[:SHOWN]
-    return torch.tensor(sorted(firsts, key=lambda place: int(y[place])))
+def first_of_each_class(y: Tensor, right: Tensor) -> Tensor:
+    """The places of the first image of each class that is right, else of its first; int64 [G], by class.
+
+    Of the SHOWN classes that come first, whatever the model, so that galleries of several can be joined.
+    """
+    labels = list(dict.fromkeys(y.tolist()))[:SHOWN]
+    return torch.tensor([_first(y == label, right) for label in sorted(labels)])
+
+
+def _first(its: Tensor, right: Tensor) -> int:
+    """The first of a class's images that is right, else the first."""
+    wanted = its & right
+    return int((wanted if wanted.any() else its).nonzero()[0, 0])

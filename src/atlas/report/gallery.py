@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -33,6 +33,7 @@ class View:
 
     model: str
     x_adv: str
+    """Nothing, like `change`, where the model was wrong before: there was nothing to attack."""
     change: str
     """x' - x, enlarged."""
     scale: float
@@ -53,20 +54,39 @@ class Exhibit:
 
 
 def gallery(studies: Mapping[str, Study]) -> list[Exhibit]:
-    """The shown images of studies of the same images, each with a view a model."""
-    first = next(iter(studies.values()))
-    exhibits = []
-    for place, index in enumerate(first.shown.tolist()):
-        views = tuple(_view(name, study, place, index) for name, study in studies.items())
-        x = pictures.png(first.x[place])
-        exhibits.append(Exhibit(int(first.ids[index]), int(first.y[index]), x, views))
-    return exhibits
+    """Of studies of the same images: the first of each class that a model gets right, else its first."""
+    kept = [
+        (index, place, study)
+        for study in studies.values()
+        for place, index in enumerate(study.shown.tolist())
+    ]
+    exhibits: dict[int, Exhibit] = {}
+    for index, place, study in sorted(kept, key=lambda item: (not _right(item[2], item[0]), item[0])):
+        label = int(study.y[index])
+        if label not in exhibits:
+            views = tuple(_view(name, each, index) for name, each in studies.items())
+            exhibits[label] = Exhibit(int(study.ids[index]), label, pictures.png(study.x[place]), views)
+    return [exhibits[label] for label in sorted(exhibits)]
 
 
-def _view(name: str, study: Study, place: int, index: int) -> View:
-    x, x_adv, label = study.x[place], study.x_adv[place], int(study.y[index])
+def scale_of_all(exhibits: Sequence[Exhibit]) -> float | None:
+    """By how much perturbations are enlarged, where that is one number."""
+    scales = {view.scale for exhibit in exhibits for view in exhibit.views if view.change}
+    return scales.pop() if len(scales) == 1 else None
+
+
+def _right(study: Study, index: int) -> bool:
+    return bool(study.logits[index].argmax() == study.y[index])
+
+
+def _view(name: str, study: Study, index: int) -> View:
     before, after = Answer.of(study.logits[index]), Answer.of(study.logits_adv[index])
-    verdict = "wrong before" if before.label != label else "held" if after.label == label else "fooled"
+    if not _right(study, index):  # so that its study need not have kept the image
+        return View(name, "", "", 1.0, before, after, "wrong before")
+    place = study.shown.tolist().index(index)
+    x, x_adv = study.x[place], study.x_adv[place]
     scale = pictures.enlarged(study.threat, x, x_adv)
-    change = pictures.difference(x, x_adv, scale)
-    return View(name, pictures.png(x_adv), change, scale, before, after, verdict)
+    verdict = "held" if after.label == study.y[index] else "fooled"
+    return View(
+        name, pictures.png(x_adv), pictures.difference(x, x_adv, scale), scale, before, after, verdict
+    )

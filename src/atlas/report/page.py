@@ -18,7 +18,7 @@ from atlas.report import charted, classes
 from atlas.report.charts import MOST_BANDS, colour, dashes
 from atlas.report.collect import Run
 from atlas.report.comparison import Comparison, comparisons
-from atlas.report.gallery import Exhibit, gallery
+from atlas.report.gallery import Exhibit, gallery, scale_of_all
 from atlas.report.study import Study, grouped
 from atlas.report.verdict import at_a_glance, verdict
 from atlas.report.words import duration, method_words, settings, threat_words
@@ -42,6 +42,11 @@ class Group:
     exhibits: Sequence[Exhibit]
     by_class: classes.ByClass
     confusions: Sequence[classes.Confusion]
+
+    @property
+    def scale(self) -> float | None:
+        """By how much all perturbations are enlarged; None where each is by its own."""
+        return scale_of_all(self.exhibits)
 
     @property
     def gray(self) -> bool:

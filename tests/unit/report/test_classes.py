@@ -14,7 +14,7 @@ from PIL import Image
 from atlas.evaluation import Flag
 from atlas.report import pictures
 from atlas.report.classes import MOST_CLASSES, by_class, confusion, of_studies
-from atlas.report.gallery import gallery
+from atlas.report.gallery import gallery, scale_of_all
 from atlas.report.study import STEPS, Settings, Study, grouped
 from atlas.threat import L2, Linf, Threat
 
@@ -90,6 +90,28 @@ def test_the_verdict_on_an_exhibit(before: int, after: int, verdict: str) -> Non
     assert view.verdict == verdict
     sure = float(np.exp(5) / (np.exp(5) + 1))
     assert str(view.before) == f"{before} ({sure:.0%})"
+    assert bool(view.change) == bool(view.x_adv) == (verdict != "wrong before")
+
+
+def test_an_exhibit_is_the_first_image_of_its_class_that_any_model_gets_right() -> None:
+    """Of class 0 the first model knows the third image, the second model the second; of class 1 none does."""
+    y, pictured = [0, 0, 0, 1], {"x": torch.rand(2, 1, 2, 2), "x_adv": torch.rand(2, 1, 2, 2)}
+    one = made(y, [1, 1, 0, 0], [1, 1, 0, 0], 2, shown=torch.tensor([2, 3]), **pictured)
+    two = made(y, [1, 0, 0, 0], [1, 1, 1, 0], 2, shown=torch.tensor([1, 3]), **pictured)
+    for studies in ({"one": one, "two": two}, {"two": two, "one": one}):
+        zero, unknown = gallery(studies)
+        assert (zero.id, zero.label, unknown.id, unknown.label) == (1, 0, 3, 1)
+        assert {view.model: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
+        assert {view.verdict for view in unknown.views} == {"wrong before"}
+
+
+def test_one_factor_of_enlargement_is_said_and_several_are_not() -> None:
+    assert scale_of_all(gallery({"m": made([0], [0], [0], 2)})) == 2
+    assert scale_of_all(gallery({"m": made([0], [1], [1], 2)})) is None
+    y, x = [0, 1], torch.full((2, 1, 1, 1), 0.5)
+    x_adv = x + torch.tensor([0.1, 0.2]).view(2, 1, 1, 1)
+    euclid = made(y, y, y, 2, L2(1.0), shown=torch.tensor([0, 1]), x=x, x_adv=x_adv)
+    assert scale_of_all(gallery({"m": euclid})) is None
 
 
 def pixels(uri: str) -> Any:

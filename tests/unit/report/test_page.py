@@ -140,7 +140,7 @@ def test_every_part_has_the_data_sets_in_the_order_of_the_runs(
 
 def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     few = page.render(*nasty, command="x")
-    assert "The first image of each class, picked by nobody" in few
+    assert "The first image of each class that a model gets right, else its first, picked by nobody" in few
     assert "Of 40 images. Rows are true classes" in few
     runs, studies = nasty
     y = torch.arange(40)

@@ -87,7 +87,14 @@ def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Ru
     assert found.shown.tolist() == [24, 0]
     assert torch.equal(found.x, images.x[[24, 0]])
     assert ((found.x_adv - found.x).abs() <= run.config.threat.eps + 1e-6).all()
-    assert first_of_each_class(torch.tensor([3, 3, 1, 0, 1])).tolist() == [3, 2, 0]
+
+
+def test_of_each_class_the_first_that_is_right_is_kept() -> None:
+    y, nobody = torch.tensor([3, 3, 1, 0, 1]), torch.zeros(5, dtype=torch.bool)
+    assert first_of_each_class(y, nobody).tolist() == [3, 2, 0]
+    assert first_of_each_class(y, torch.tensor([False, True, False, False, True])).tolist() == [3, 4, 1]
+    late = torch.arange(11).repeat(2)  # the eleventh class is not among the ten, though it is right
+    assert first_of_each_class(late, late == 10).tolist() == list(range(10))
 
 
 def test_a_second_time_nothing_is_attacked(
