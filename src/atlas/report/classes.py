@@ -27,8 +27,20 @@ class ByClass:
     """Images of each class."""
     rows: Mapping[str, tuple[Score, ...] | str]
     """By model; text where there are no numbers to give."""
-    weakest: bool
-    """Whether only the weakest classes are shown."""
+    total: int
+    """Classes that there are; where fewer are shown, they are the weakest, the weakest first."""
+    ties: int = 0
+    """Classes left out that are as weak as the last one shown."""
+
+    @property
+    def weakest(self) -> str:
+        """Which classes are shown, where that is not all."""
+        if self.total == len(self.classes):
+            return ""
+        mean = " in the mean of the models" if len(self.rows) > 1 else ""
+        more = f"; {self.ties} more {'is' if self.ties == 1 else 'are'} as weak as the last of these"
+        first = f"the {len(self.classes)} weakest of {self.total} classes{mean}, the weakest first"
+        return first + (more if self.ties else "")
 
 
 def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping[str, str]) -> ByClass:
@@ -39,15 +51,17 @@ def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping
         name: {label: Score(int(mask[y == label].sum()), size) for label, size in sizes.items()}
         for name, mask in right.items()
     }
-    weakest = len(classes) > MOST_CLASSES
-    if weakest and scores:
-        mean = {label: sum(row[label].rate for row in scores.values()) for label in classes}
-        classes = sorted(sorted(classes, key=lambda label: mean[label])[:MOST_CLASSES])
+    ties = 0
+    if len(classes) > MOST_CLASSES and scores:
+        sums = {label: round(sum(row[label].rate for row in scores.values()), 9) for label in classes}
+        order = sorted(classes, key=lambda label: sums[label])
+        classes = order[:MOST_CLASSES]
+        ties = sum(sums[label] == sums[classes[-1]] for label in order[MOST_CLASSES:])
     rows: dict[str, tuple[Score, ...] | str] = {
         name: tuple(row[label] for label in classes) for name, row in scores.items()
     }
     shown = tuple(sizes[label] for label in classes)
-    return ByClass(what, tuple(classes), shown, {**rows, **invalid}, weakest)
+    return ByClass(what, tuple(classes), shown, {**rows, **invalid}, len(sizes), ties)
 
 
 def of_comparison(comparison: Comparison) -> ByClass:

@@ -64,13 +64,23 @@ def test_the_confusion_matrix_by_counting() -> None:
 
 def test_of_many_classes_the_weakest_are_shown() -> None:
     y = torch.arange(50).repeat_interleave(4)
-    right = torch.arange(200) % 4 < (y // 10)  # class 0 to 9 none of 4, 10 to 19 one of 4, ...
+    right = torch.arange(200) % 4 < 4 - y // 10  # class 40 to 49 none of 4, 30 to 39 one of 4, ...
     found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
-    assert found.weakest
-    assert found.classes == tuple(range(MOST_CLASSES))
+    assert found.weakest == ("the 20 weakest of 50 classes in the mean of the models, the weakest first")
+    assert found.classes == (*range(40, 50), *range(30, 40))
     assert found.sizes == (4,) * MOST_CLASSES
     assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
     assert found.rows["b"] == "invalid (random)"
+
+
+def test_classes_as_weak_as_those_shown_are_counted() -> None:
+    y = torch.arange(33)
+    found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
+    assert found.classes == tuple(range(MOST_CLASSES))
+    assert found.weakest == (
+        "the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
+    )
+    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).weakest == ""
 
 
 def test_an_invalid_model_has_no_numbers() -> None:

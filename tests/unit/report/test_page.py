@@ -14,6 +14,7 @@ import torch
 
 from atlas.evaluation import Flag
 from atlas.report import charts, page
+from atlas.report.attacked import first_of_each_class
 from atlas.report.collect import Run, collect
 from atlas.report.study import Settings, Study
 from atlas.report.write import studied, tables
@@ -152,6 +153,24 @@ def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dic
     assert "of the first 10 classes to come, picked by nobody" in many
     assert "The commonest errors on 40 images" in many
     assert "Rows are true classes" not in many
+
+
+def test_the_gallery_names_models_in_full_and_says_what_was_not_attacked(two_runs: list[Path]) -> None:
+    runs = collect(two_runs)
+    studies = {
+        name: replace(s, flags=()) for name, s in studied(runs, Settings(n=40), progress=False).items()
+    }
+    y = studies["first"].y
+    knows, errs = torch.eye(10)[y], torch.eye(10)[(y + 1) % 10]
+    firsts = first_of_each_class(y, torch.ones(len(y), dtype=torch.bool))
+    studies["first"] = replace(studies["first"], logits=knows, shown=firsts)
+    studies["second"] = replace(studies["second"], logits=errs, logits_adv=errs, shown=firsts)
+    text = page.render(runs, studies, command="x")
+    shown = text.count('<article class="exhibit">')
+    assert text.count('<span class="who" title="second">') == shown
+    assert text.count("after the attack on first") == text.count("not attacked") == shown
+    assert "after the attack on second" not in text
+    assert "(enlarged 10 times; red is brighter, blue darker)" in text
 
 
 def test_many_curves_have_no_bands() -> None:
