@@ -14,14 +14,14 @@ from markupsafe import Markup
 
 from atlas import __version__
 from atlas.evaluation import Flag
-from atlas.report import charted, classes
+from atlas.report import charted, classes, words
 from atlas.report.charts import MOST_BANDS, colour, dashes
 from atlas.report.collect import Run
 from atlas.report.comparison import Comparison, comparisons
 from atlas.report.gallery import Exhibit, gallery, scale_of_all
 from atlas.report.study import Study, grouped
 from atlas.report.verdict import at_a_glance, verdict
-from atlas.report.words import duration, method_words, settings, threat_words
+from atlas.report.words import threat_words
 
 SHADES = 10
 """Steps of the shading of accuracies, from 0 to 100%."""
@@ -101,10 +101,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "duration": duration,
-        "method": method_words,
-        "settings": settings,
+        "coded": words.coded,
+        "course": words.course_words,
+        "duration": words.duration,
+        "method": words.method_words,
+        "settings": words.settings,
         "threat": threat_words,
+        "trained_on": words.trained_on,
+        "whole": words.whole,
         "verdict": verdict,
         "shade": lambda share: f"h{round(SHADES * share)}",
     }

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from atlas.config import table_of
 from atlas.terminal import one_line
+from atlas.training import RunConfig
 from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}
@@ -40,12 +45,14 @@ def duration(seconds: float) -> str:
 
 
 def settings(table: Mapping[str, Any]) -> str:
-    """A table in one line, without what is not set."""
+    """A table in one line, without what is not set, but for an attack's step: it takes one all the same."""
     parts = [
         f"{key} {f'({settings(value)})' if isinstance(value, Mapping) else value}"
         for key, value in table.items()
         if key != "name" and value is not None
     ]
+    unset = "step_size" in table and table["step_size"] is None and table.get("relative_step") is None
+    parts += ["step size: the default"] * unset
     return one_line(", ".join([*filter(None, [str(table.get("name", ""))]), *parts]))
 
 
@@ -53,3 +60,33 @@ def method_words(method: object) -> str:
     """The method's name and its weights."""
     table = table_of(method, REGISTRIES)
     return settings({k: v for k, v in table.items() if k in ("name", "alpha", "beta", "gamma")})
+
+
+def trained_on(config: RunConfig) -> str:
+    """The attack of the training and its radius."""
+    attack = config.method.attack
+    if attack is None:
+        return "images as they are, without an attack"
+    threat = threat_words(table_of(config.threat, REGISTRIES))
+    return f"{settings(table_of(attack, REGISTRIES))}; {threat}"
+
+
+def course_words(config: RunConfig) -> str:
+    """How long and how fast it was trained."""
+    schedule, optimizer = config.training.schedule, config.training.optimizer
+    most = "at most " if schedule.kind == "guided" else ""
+    epochs = f"{most}{schedule.epochs} epoch{'s' if schedule.epochs != 1 else ''}"
+    pace = f"{optimizer.kind} with lr {optimizer.lr:g}, {schedule.kind}"
+    return f"{epochs}, {pace}, batches of {config.training.batch_size}"
+
+
+def whole(config: RunConfig) -> str:
+    """All settings, as `config.json` has them."""
+    return json.dumps(config.table(), indent=2, sort_keys=True, ensure_ascii=False)
+
+
+def coded(text: str) -> Markup:
+    """Escaped, with what stands in backticks as code."""
+    parts = re.split("`([^`]+)`", text)
+    made = [Markup("<code>{}</code>").format(part) if k % 2 else escape(part) for k, part in enumerate(parts)]
+    return Markup("").join(made)

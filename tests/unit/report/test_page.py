@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -12,12 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from atlas.attacks import PGD
+from atlas.config import table_of
 from atlas.evaluation import Flag
-from atlas.report import charts, page
+from atlas.report import charts, page, words
 from atlas.report.attacked import first_of_each_class
 from atlas.report.collect import Run, collect
 from atlas.report.study import Settings, Study
 from atlas.report.write import studied, tables
+from atlas.training import RunConfig
+from atlas.training.settings import REGISTRIES
 from tests.unit.report.runs import NASTY, QUOTED
 
 
@@ -171,6 +176,35 @@ def test_the_gallery_names_models_in_full_and_says_what_was_not_attacked(two_run
     assert text.count("after the attack on first") == text.count("not attacked") == shown
     assert "after the attack on second" not in text
     assert "(enlarged 10 times; red is brighter, blue darker)" in text
+
+
+def test_a_page_says_how_the_runs_were_trained(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    runs = [replace(run, evaluations={}, config=replace(run.config, model=NASTY)) for run in nasty[0]]
+    seen = Seen(page.render(runs, {}, command="x"))
+    assert any(text.startswith("fgsm") and text.endswith("L∞, ε = 0.1") for text in seen.texts)
+    assert "at most 3 epochs, sgd with lr 0.05, guided, batches of 20" in " ".join(seen.texts)
+    (settings, _) = [text for text in seen.texts if text.startswith("{")]
+    assert RunConfig.of(json.loads(settings)) == runs[0].config
+    assert seen.tags.count("script") == 1
+
+
+def test_an_attack_without_a_step_size_says_that_it_is_the_default() -> None:
+    default, own, relative = PGD(steps=3), PGD(step_size=0.01), PGD(relative_step=0.25)
+    said = [words.settings(table_of(attack, REGISTRIES)) for attack in (default, own, relative)]
+    assert said[0].endswith("step size: the default")
+    assert "step_size 0.01" in said[1]
+    assert "relative_step 0.25" in said[2]
+    assert ["default" in text for text in said] == [True, False, False]
+
+
+def test_backticks_are_code_and_the_rest_is_escaped() -> None:
+    assert words.coded("run `a <b>` & `c`") == "run <code>a &lt;b&gt;</code> &amp; <code>c</code>"
+    assert words.coded("one ` alone") == "one ` alone"
+
+
+def test_notes_have_no_backticks(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+    run = replace(nasty[0][0], notes=("run `atlas evaluate`",))
+    assert "run <code>atlas evaluate</code>" in page.render([run], {}, command="x")
 
 
 def test_many_curves_have_no_bands() -> None:
