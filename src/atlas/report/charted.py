@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from atlas.evaluation import Score
-from atlas.report.charts import Axis, Mark, Point, Series, even, line_chart, percent, powers
+from atlas.report.charts import MOST_DOTS, Axis, Guide, Mark, Point, Series, even, line_chart, percent, powers
 from atlas.report.collect import Epoch, Run
 from atlas.report.study import STEPS, Study
 from atlas.report.words import radius
@@ -17,9 +19,35 @@ Studies = Mapping[str, Study]
 Colours = Mapping[str, int]
 
 
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, and the numbers in it."""
+
+    title: str
+    drawing: Markup
+    along: str
+    """What the numbers go along."""
+    series: Sequence[Series]
+
+    @property
+    def rows(self) -> list[tuple[str, list[Point | None]]]:
+        """(x in words, the point of each series)."""
+        points = [{point.x: point for point in each.points} for each in self.series]
+        names = {x: point.at for each in points for x, point in each.items()}
+        return [(names[x], [each.get(x) for each in points]) for x in sorted(names)]
+
+    @property
+    def short(self) -> bool:
+        """Whether its numbers are few enough for paper."""
+        return len(self.rows) <= MOST_DOTS
+
+
+def _chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: Guide | None = None) -> Chart:
+    return Chart(title, line_chart(title, x, y, series, guide), x.label, series)
+
+
 def _scored(name: str, index: int, points: Sequence[tuple[float, str, Score]]) -> Series:
-    drawn = [Point(x, s.rate, *s.interval, hint=f"{where}: {s}, n = {s.n}") for x, where, s in points]
-    return Series(name, index, drawn)
+    return Series(name, index, [Point(x, s.rate, *s.interval, at, f"{s.rate:.1%}") for x, at, s in points])
 
 
 def valid(studies: Studies) -> dict[str, Study]:
@@ -27,7 +55,7 @@ def valid(studies: Studies) -> dict[str, Study]:
     return {name: study for name, study in studies.items() if not study.reasons}
 
 
-def radius_chart(studies: Studies, colours: Colours) -> Markup:
+def radius_chart(studies: Studies, colours: Colours) -> Chart:
     """Robust accuracy against eps, a curve a model, with the radius of the runs marked."""
     series = [
         _scored(name, colours[name], [(eps, f"ε = {radius(eps)}", score) for eps, score in study.by_radius])
@@ -36,10 +64,11 @@ def radius_chart(studies: Studies, colours: Colours) -> Markup:
     threat = next(iter(studies.values())).threat
     largest = max((point.x for each in series for point in each.points), default=threat.eps)
     title = "Accuracy under attack against the radius of the attack"
-    return line_chart(title, even("ε", 0.0, largest), percent("accuracy (%)"), series, guide=threat.eps)
+    guide = (threat.eps, f"ε = {radius(threat.eps)}")
+    return _chart(title, even("ε", 0.0, largest), percent("accuracy (%)"), series, guide)
 
 
-def steps_chart(studies: Studies, colours: Colours) -> Markup:
+def steps_chart(studies: Studies, colours: Colours) -> Chart:
     """Robust accuracy at the full radius against the steps of the attack."""
     series = [
         _scored(name, colours[name], [(float(k), f"{k} steps", score) for k, score in study.by_steps])
@@ -47,39 +76,36 @@ def steps_chart(studies: Studies, colours: Colours) -> Markup:
     ]
     axis = Axis("steps of the attack", [(k, str(k)) for k in STEPS], STEPS[0], STEPS[-1], log=True)
     least = min((point.low or 0.0 for each in series for point in each.points), default=0.0)
-    return line_chart("Accuracy under attack against its steps", axis, percent("accuracy (%)", least), series)
+    return _chart("Accuracy under attack against its steps", axis, percent("accuracy (%)", least), series)
 
 
-def training_chart(runs: Sequence[Run], colours: Colours) -> Markup:
+def training_chart(runs: Sequence[Run], colours: Colours) -> Chart:
     """Validation accuracy by epoch: robust, and clean beside it, with the best epoch and collapses marked."""
     series = []
     for run in runs:
-        clean = [Point(e.number, e.clean) for e in run.epochs]
-        robust = [_validated(e) for e in run.epochs]
-        marks = [Mark(_validated(epoch), kind) for kind, epoch in _events(run)]
-        series.append(Series(run.name, colours[run.name], clean, faint=True))
-        series.append(Series(run.name, colours[run.name], robust, marks=marks))
-    return line_chart("Validation accuracy by epoch", _epochs(runs), percent("validation (%)"), series)
+        clean = [_point(e, e.clean, "{:.1%}") for e in run.epochs]
+        robust = [_point(e, e.robust, "{:.1%}") for e in run.epochs]
+        marks = [Mark(_point(e, e.robust, "{:.1%}"), kind) for kind, e in _events(run)]
+        series.append(Series(run.name, colours[run.name], clean, faint=True, what="clean"))
+        series.append(Series(run.name, colours[run.name], robust, marks=marks, what="robust"))
+    return _chart("Validation accuracy by epoch", _epochs(runs), percent("validation (%)"), series)
 
 
-def jacobian_chart(runs: Sequence[Run], colours: Colours) -> Markup:
+def jacobian_chart(runs: Sequence[Run], colours: Colours) -> Chart:
     """The squared Jacobian norm by epoch, which jumps where a model collapses."""
     series = []
     for run in runs:
-        points = [_measured(epoch) for epoch in run.epochs]
-        marks = [Mark(_measured(epoch), kind) for kind, epoch in _events(run)]
+        points = [_point(e, e.jacobian, "{:.3g}") for e in run.epochs]
+        marks = [Mark(_point(e, e.jacobian, "{:.3g}"), kind) for kind, e in _events(run)]
         series.append(Series(run.name, colours[run.name], points, marks=marks))
     values = [point.y for each in series for point in each.points if point.y > 0]
     title = "Squared Jacobian norm by epoch"
-    return line_chart(title, _epochs(runs), powers("‖J‖²", values), series)
+    return _chart(title, _epochs(runs), powers("‖J‖²", values), series)
 
 
-def _validated(epoch: Epoch) -> Point:
-    return Point(epoch.number, epoch.robust, hint=f"epoch {epoch.number}: {epoch.robust:.1%} robust")
-
-
-def _measured(epoch: Epoch) -> Point:
-    return Point(epoch.number, epoch.jacobian, hint=f"epoch {epoch.number}: {epoch.jacobian:.3g}")
+def _point(epoch: Epoch, value: float, form: str) -> Point:
+    said = form.format(value) if math.isfinite(value) else "not finite"
+    return Point(epoch.number, value, at=f"epoch {epoch.number}", value=said)
 
 
 def _events(run: Run) -> list[tuple[str, Epoch]]:

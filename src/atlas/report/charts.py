@@ -10,13 +10,27 @@ from xml.etree import ElementTree as ET
 from markupsafe import Markup
 
 WIDTH, HEIGHT = 460, 280
-LEFT, RIGHT, TOP, BOTTOM = 54, 14, 12, 42
+LEFT, RIGHT, TOP, BOTTOM = 54, 14, 16, 42
 MOST_DOTS = 40
-"""Longer lines are drawn without their points."""
+"""Of longer lines only every so many points are drawn."""
 MOST_BANDS = 4
 """The intervals of more series hide one another, and are left to the hints."""
 COLOURS = 7
 """Series of the page's style; more of them repeat its colours with dashed lines."""
+SHAPES = {
+    "o": "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0-1 0Z",
+    "s": "M-.9-.9H.9V.9H-.9Z",
+    "D": "M0-1.25L1.25 0 0 1.25-1.25 0Z",
+    "^": "M0-1.2L1.2.9H-1.2Z",
+    "v": "M0 1.2L1.2-.9H-1.2Z",
+    "P": "M-.4-1.2H.4V-.4H1.2V.4H.4V1.2H-.4V.4H-1.2V-.4H-.4Z",
+    "X": "M.57-1.13L1.13-.57.57 0 1.13.57.57 1.13 0 .57-.57 1.13-1.13.57-.57 0-1.13-.57-.57-1.13 0-.57Z",
+}
+"""Of the points, beside the colours, as matplotlib calls them: paths around 0 of radius 1."""
+
+
+Guide = tuple[float, str]
+"""A place along x, and what is written above it."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +39,22 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
-    hint: str = ""
-    """What a reader sees who points at it."""
+    at: str = ""
+    """x in words."""
+    value: str = ""
+    """y in words."""
+
+    @property
+    def bounds(self) -> str:
+        """The interval, in percent."""
+        if self.low is None or self.high is None:
+            return ""
+        return f"[{100 * self.low:.1f}, {100 * self.high:.1f}]"
+
+    @property
+    def hint(self) -> str:
+        """What a reader sees who points at it."""
+        return f"{self.at}: {self.value} {self.bounds}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -47,6 +75,12 @@ class Series:
     faint: bool = False
     """A companion of another line, without points of its own."""
     marks: Sequence[Mark] = ()
+    what: str = ""
+    """Which of its lines this is, where it has several."""
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, [self.name, self.what]))
 
 
 @dataclass(frozen=True)
@@ -91,15 +125,16 @@ def powers(label: str, values: Sequence[float]) -> Axis:
     return Axis(label, ticks, 10.0**low, 10.0**high, log=True)
 
 
-def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: float | None = None) -> Markup:
-    """Lines with their points and intervals; `guide` is a vertical line to look for."""
+def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: Guide | None = None) -> Markup:
+    """Lines with their points and intervals; `guide` is a vertical line to look for, and its name."""
     box = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "class": "chart"}
     root = ET.Element("svg", box)
     ET.SubElement(root, "title").text = title
     _axes(root, x, y)
     if guide is not None:
-        at = f"{_x(x, guide):.1f}"
-        ET.SubElement(root, "line", {"x1": at, "x2": at, **_span("y"), "class": "guide"})
+        at = _x(x, guide[0])
+        ET.SubElement(root, "line", {"x1": f"{at:.1f}", "x2": f"{at:.1f}", **_span("y"), "class": "guide"})
+        _text(root, min(at, WIDTH - RIGHT - 24), TOP - 4, guide[1], "middle", "guide-word")
     for each in series if len(series) <= MOST_BANDS else ():
         _band(root, x, y, each)
     for each in series:
@@ -168,24 +203,27 @@ def _line(root: ET.Element, x: Axis, y: Axis, series: Series) -> None:
     kind = " ".join(["line", colour(series.index), *["faint"] * series.faint, dashes(series.index)]).strip()
     way = " ".join(f"{_x(x, p.x):.1f},{_y(y, p.y):.1f}" for p in points)
     ET.SubElement(root, "polyline", {"points": way, "class": kind})
-    for point in points if not series.faint and len(points) <= MOST_DOTS else ():
-        _dot(root, x, y, point, f"dot {colour(series.index)}", 3.0, series.name)
+    for point in points[:: math.ceil(len(points) / MOST_DOTS)] if points and not series.faint else ():
+        _dot(root, x, y, point, series)
     for mark in series.marks:
         if _finite([mark.point], x, y):
             _mark(root, x, y, mark, series)
 
 
-def _dot(root: ET.Element, x: Axis, y: Axis, point: Point, kind: str, size: float, name: str) -> None:
-    where = {"cx": f"{_x(x, point.x):.1f}", "cy": f"{_y(y, point.y):.1f}", "r": f"{size:g}", "class": kind}
-    ET.SubElement(ET.SubElement(root, "circle", where), "title").text = f"{name}: {point.hint}"
+def _dot(root: ET.Element, x: Axis, y: Axis, point: Point, series: Series) -> None:
+    kind = f"dot {colour(series.index)} {dashes(series.index)}".strip()
+    where = {"transform": f"translate({_x(x, point.x):.1f} {_y(y, point.y):.1f}) scale(3.4)", "class": kind}
+    drawn = ET.SubElement(root, "path", {"d": shape(series.index), **where})
+    ET.SubElement(drawn, "title").text = f"{series.label}: {point.hint}"
 
 
 def _mark(root: ET.Element, x: Axis, y: Axis, mark: Mark, series: Series) -> None:
-    name = f"{series.name}, {mark.kind}"
-    if mark.kind == "best":
-        _dot(root, x, y, mark.point, f"best {colour(series.index)}", 6.0, name)
-        return
+    name = f"{series.label}, {mark.kind}"
     a, b, r = _x(x, mark.point.x), _y(y, mark.point.y), 6.0
+    if mark.kind == "best":
+        ring = {"cx": f"{a:.1f}", "cy": f"{b:.1f}", "r": f"{r:g}", "class": f"best {colour(series.index)}"}
+        ET.SubElement(ET.SubElement(root, "circle", ring), "title").text = f"{name}: {mark.point.hint}"
+        return
     cross = (
         f"M{a - r:.1f} {b - r:.1f}L{a + r:.1f} {b + r:.1f}M{a - r:.1f} {b + r:.1f}L{a + r:.1f} {b - r:.1f}"
     )
@@ -204,3 +242,16 @@ def colour(index: int) -> str:
 def dashes(index: int) -> str:
     """The class of its line, where the colours have been used up."""
     return "dashed" if index >= COLOURS else ""
+
+
+def shape(index: int) -> str:
+    """The path of its points."""
+    return list(SHAPES.values())[index % len(SHAPES)]
+
+
+def swatch(index: int) -> Markup:
+    """One of its points, to stand before its name."""
+    kind = f"swatch {colour(index)} {dashes(index)}".strip()
+    root = ET.Element("svg", {"viewBox": "-1.3 -1.3 2.6 2.6", "class": kind, "aria-hidden": "true"})
+    ET.SubElement(root, "path", {"d": shape(index)})
+    return Markup(ET.tostring(root, encoding="unicode"))

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from atlas import __version__
 from atlas.evaluation import Flag
 from atlas.report import charted, classes, words
-from atlas.report.charts import MOST_BANDS, colour, dashes
+from atlas.report.charts import MOST_BANDS, colour, swatch
 from atlas.report.collect import Run
 from atlas.report.comparison import Comparison, comparisons
 from atlas.report.gallery import Exhibit, gallery, scale_of_all
@@ -35,8 +35,8 @@ class Group:
     attack: str
     n: int
     studies: Mapping[str, Study]
-    by_radius: Markup
-    by_steps: Markup
+    by_radius: charted.Chart
+    by_steps: charted.Chart
     banded: bool
     """Whether the charts show intervals."""
     exhibits: Sequence[Exhibit]
@@ -84,9 +84,8 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             per_class=[] if groups else [classes.of_comparison(each) for each in found],
             training=_training([run for run in runs if run.epochs], colours),
             flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
-            key={
-                name: f"{colour(index)} {dashes(index)}".strip() for name, index in _keys(runs, found).items()
-            },
+            key={name: colour(index) for name, index in _keys(runs, found).items()},
+            swatches={name: swatch(index) for name, index in _keys(runs, found).items()},
             **_assets(),
         )
     )

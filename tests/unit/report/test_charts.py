@@ -12,7 +12,19 @@ import pytest
 from atlas.evaluation import Score
 from atlas.report import figures
 from atlas.report.charted import jacobian_chart, radius_chart, steps_chart, training_chart
-from atlas.report.charts import Axis, Mark, Point, Series, even, line_chart, percent, powers
+from atlas.report.charts import (
+    MOST_DOTS,
+    SHAPES,
+    Axis,
+    Mark,
+    Point,
+    Series,
+    even,
+    line_chart,
+    percent,
+    powers,
+    swatch,
+)
 from atlas.report.collect import Epoch
 from atlas.threat import Linf
 
@@ -53,8 +65,16 @@ class Drawing:
         return [[(self.x(float(a)), self.y(float(b))) for a, b in line] for line in pairs]
 
     def dots(self, kind: str) -> list[tuple[float, float]]:
-        nodes = [n for n in self.root.iter("circle") if (n.get("class") or "").split()[0] == kind]
-        return [(self.x(float(n.attrib["cx"])), self.y(float(n.attrib["cy"]))) for n in nodes]
+        nodes = [n for n in self.root.iter() if (n.get("class") or "").split()[:1] == [kind]]
+        return [(self.x(a), self.y(b)) for a, b in map(_middle, nodes)]
+
+
+def _middle(node: ET.Element) -> tuple[float, float]:
+    """Of a ring, or of a shape that was moved to its place."""
+    if node.tag == "circle":
+        return float(node.attrib["cx"]), float(node.attrib["cy"])
+    a, b = node.attrib["transform"].removeprefix("translate(").split(")")[0].split()
+    return float(a), float(b)
 
 
 def _scale(ticks: list[tuple[float, float]], log: bool) -> Callable[[float], float]:
@@ -93,7 +113,7 @@ def test_a_logarithmic_axis_has_equal_factors_equally_far_apart() -> None:
 
 
 def test_training_shows_robust_accuracy_and_clean_faintly() -> None:
-    drawn = Drawing(training_chart([a_run()], {"mine": 0}))
+    drawn = Drawing(training_chart([a_run()], {"mine": 0}).drawing)
     assert drawn.lines("faint") == [close([(1, 90), (2, 80), (3, 95)])]
     robust = [(1, 20), (2, 60), (3, 40)]
     assert drawn.lines() == [close([(1, 90), (2, 80), (3, 95)]), close(robust)]
@@ -103,17 +123,68 @@ def test_training_shows_robust_accuracy_and_clean_faintly() -> None:
 
 
 def test_the_jacobian_is_drawn_by_epoch() -> None:
-    drawn = Drawing(jacobian_chart([a_run()], {"mine": 0}), log_y=True)
+    drawn = Drawing(jacobian_chart([a_run()], {"mine": 0}).drawing, log_y=True)
     assert drawn.lines() == [close([(1, 10), (2, 20), (3, 3000)])]
 
 
 def test_curves_over_radius_and_steps_have_the_scores() -> None:
-    over_radius = Drawing(radius_chart({"mine": a_study()}, {"mine": 0}))
+    over_radius = Drawing(radius_chart({"mine": a_study()}, {"mine": 0}).drawing)
     (line,) = over_radius.lines()
     assert [x for x, _ in line] == pytest.approx(RADII, abs=0.002)
     assert [y for _, y in line] == pytest.approx([90, 60, 30], abs=0.5)
-    over_steps = Drawing(steps_chart({"mine": a_study()}, {"mine": 0}), log_x=True)
+    over_steps = Drawing(steps_chart({"mine": a_study()}, {"mine": 0}).drawing, log_x=True)
     assert over_steps.lines() == [close([(1, 90), (10, 60), (50, 30)])]
+
+
+def test_series_are_told_apart_by_shape_as_in_static_plots() -> None:
+    assert "".join(SHAPES) == figures.MARKERS
+    points = [Point(0, 0.1), Point(1, 0.2)]
+    series = [Series(f"s{k}", k, points) for k in range(8)]
+    root = ET.fromstring(line_chart("a", even("x", 0, 1), percent("y"), series))
+    looks = [
+        (node.attrib["d"], node.attrib["class"].endswith("dashed"))
+        for node in root.iter("path")
+        if node.attrib["class"].startswith("dot")
+    ]
+    assert len(set(looks)) == 8
+    for index in range(8):
+        (path,) = ET.fromstring(swatch(index))
+        assert path.attrib["d"] == looks[2 * index][0]
+
+
+def test_a_long_line_has_points_too_but_not_all() -> None:
+    points = [Point(k, k / 100) for k in range(100)]
+    drawn = Drawing(line_chart("a", even("x", 0, 100), percent("y"), [Series("one", 0, points)]))
+    assert 20 < len(drawn.dots("dot")) <= MOST_DOTS
+
+
+def test_the_radius_of_the_runs_is_named_as_the_page_writes_it() -> None:
+    study = a_study()
+    study.threat = Linf(8 / 255)
+    root = ET.fromstring(radius_chart({"mine": study}, {"mine": 0}).drawing)
+    (word,) = [node for node in root.iter("text") if node.get("class") == "guide-word"]
+    (guide,) = [node for node in root.iter("line") if node.get("class") == "guide"]
+    assert word.text == "ε = 8/255"
+    assert word.attrib["x"] == guide.attrib["x1"]
+
+
+def test_charts_have_their_values_as_a_table() -> None:
+    one, two = a_study(), a_study()
+    two.by_radius = two.by_radius[:2]
+    rows = radius_chart({"one": one, "two": two}, {"one": 0, "two": 1}).rows
+    assert [at for at, _ in rows] == ["ε = 0", "ε = 0.1", "ε = 0.2"]
+    assert [[point and point.value for point in points] for _, points in rows] == [
+        ["90.0%", "90.0%"],
+        ["60.0%", "60.0%"],
+        ["30.0%", None],
+    ]
+    low, high = SCORES[1].interval
+    assert rows[1][1][0] is not None
+    assert rows[1][1][0].bounds == f"[{100 * low:.1f}, {100 * high:.1f}]"
+    course = training_chart([a_run()], {"mine": 0})
+    assert [each.label for each in course.series] == ["mine, clean", "mine, robust"]
+    assert [at for at, _ in course.rows] == ["epoch 1", "epoch 2", "epoch 3"]
+    assert [point and point.value for point in course.rows[2][1]] == ["95.0%", "40.0%"]
 
 
 def test_static_plots_have_the_same_numbers() -> None:

@@ -248,4 +248,4 @@ def test_what_is_not_finite_is_not_drawn() -> None:
         "t", charts.even("x", 0, 2), charts.percent("y"), [charts.Series("s", 0, points)]
     )
     assert "nan" not in drawn
-    assert drawn.count("<circle") == 2
+    assert drawn.count('class="dot') == 2

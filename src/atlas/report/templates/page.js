@@ -13,6 +13,13 @@
   show(recall());
   themes.hidden = false;
 
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    folded = [...document.querySelectorAll("details.values:not(.long):not([open])")];
+    for (const values of folded) values.open = true;
+  });
+  addEventListener("afterprint", () => { for (const values of folded) values.open = false; });
+
   const key = (row, column) => {
     const cell = row.cells[column];
     return "value" in cell.dataset ? Number(cell.dataset.value) : cell.textContent.trim();
