@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from atlas.report import page
-from atlas.report.collect import collect
+from atlas.report.collect import Epoch, collect
 from atlas.report.study import Settings
 from atlas.report.write import studied
 from tests.browser.chromium import Chromium, find
@@ -87,7 +88,9 @@ def test_text_from_folders_harms_nothing(opened: Chromium) -> None:
 
 def test_every_image_is_shown(opened: Chromium) -> None:
     widths = opened.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
-    assert len(widths) >= 7 * 5
+    attacked = opened.ask("document.querySelectorAll('.held, .fooled').length")
+    assert attacked >= 3
+    assert len(widths) == opened.ask("document.querySelectorAll('.exhibit').length") + 2 * attacked
     assert min(widths) == 28
     assert opened.ask("document.querySelectorAll('svg.chart').length") == 4
     assert opened.ask("document.querySelector('path.collapse') !== null")
@@ -164,6 +167,86 @@ def test_a_long_name_leaves_room_for_numbers_on_a_phone(browser: Chromium, wide:
     browser.open(wide)
     assert browser.ask("document.querySelector('tbody th').offsetWidth") < 180
     assert browser.ask("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven models with long names and a course of training, for charts with their values."""
+    epochs = tuple(Epoch(k + 1, 0.5, 0.9, 100.0, k == 0, False) for k in range(12))
+    names = [f"mnist-quick-atlas-{k}-whose-name-is-rather-long" for k in range(7)]
+    made = [replace(by_hand.run(name, by_hand.report(90)), epochs=epochs) for name in names]
+    out = tmp_path_factory.mktemp("trained") / "trained.html"
+    out.write_text(page.render(made, {}, "x"), encoding="utf-8")
+    return out
+
+
+def test_values_of_charts_unfold_for_paper_and_are_all_on_it(browser: Chromium, trained: Path) -> None:
+    browser.look(740, 1000, paper=True)
+    browser.open(trained)
+    opened = "[...document.querySelectorAll('details.values')].map(d => d.open)"
+    assert browser.ask(opened) == [False, False]
+    browser.ask("dispatchEvent(new Event('beforeprint'))")
+    assert browser.ask(opened) == [True, True]
+    right = browser.ask(
+        "Math.max(...[...document.querySelectorAll('.values td')].map(c => c.getBoundingClientRect().right))"
+    )
+    assert 370 < right <= 740
+    browser.ask("dispatchEvent(new Event('afterprint'))")
+    assert browser.ask(opened) == [False, False]
+    browser.look(740, 1000)
+
+
+def test_on_paper_only_what_announces_something_holds_on_to_it(browser: Chromium, report: Path) -> None:
+    browser.look(740, 1000, paper=True)
+    browser.open(report)
+    after = "[...document.querySelectorAll('section > {}')].map(p => getComputedStyle(p).breakAfter)"
+    assert set(browser.ask(after.format(".caption"))) == {"avoid"}
+    folded = "[...document.querySelectorAll('details:not([open])')].map(d => d.offsetHeight)"
+    assert set(browser.ask(folded)) == {0}
+    assert set(browser.ask(after.format(".caption + .note"))) == {"avoid"}  # says of what a table is
+    assert set(browser.ask(after.format(":not(.caption) + .note"))) == {"auto"}
+    inside = "[...document.querySelectorAll('.card, .exhibit')].map(c => c.getBoundingClientRect().right)"
+    assert max(browser.ask(inside)) <= 739  # at the very edge a border is cut
+    browser.look(740, 1000)
+
+
+def test_fingers_and_small_screens(browser: Chromium, report: Path) -> None:
+    """Buttons large enough to be hit, intervals below their numbers, names of the gallery not cut."""
+    browser.look(320, 700, phone=True)
+    browser.open(report)
+    sizes = browser.ask(f"{HEADS}.map(b => b.getBoundingClientRect()).map(r => Math.min(r.width, r.height))")
+    assert min(sizes) >= 44
+    small = "[...document.querySelectorAll('.sortable td small')].map(s => getComputedStyle(s).display)"
+    assert set(browser.ask(small)) == {"block"}
+    cut = "[...document.querySelectorAll('.who span')].filter(s => s.scrollWidth > s.clientWidth)"
+    assert browser.ask(f"{cut}.length") == 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_on_every_shade_can_be_read(opened: Chromium, dark: bool) -> None:
+    """A contrast of 4.5 to 1, of red as of green, as WCAG counts it."""
+    opened.look(1100, 900, dark=dark)
+    for kind in "de":
+        shades = opened.ask(
+            "(() => { const cell = document.querySelector('.matrix tbody td');"
+            f" return [...Array(11).keys()].map(k => {{ cell.className = '{kind} h' + k;"
+            " const s = getComputedStyle(cell); return [s.color, s.backgroundColor]; }); })()"
+        )
+        assert len({back for _, back in shades}) == 11
+        assert min(contrast(ink, back) for ink, back in shades) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Of `rgb(r, g, b)`, or `color(srgb r g b)` as the mixture of two comes."""
+    values = [float(text) for text in re.findall(r"(?<![a-z])[\d.]+", colour)][:3]
+    shares = values if colour.startswith("color(") else [value / 255 for value in values]
+    light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in shares]
+    return 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
 
 
 def test_it_prints(opened: Chromium) -> None:

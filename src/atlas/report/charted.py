@@ -95,8 +95,8 @@ def jacobian_chart(runs: Sequence[Run], colours: Colours) -> Chart:
     """The squared Jacobian norm by epoch, which jumps where a model collapses."""
     series = []
     for run in runs:
-        points = [_point(e, e.jacobian, "{:.3g}") for e in run.epochs]
-        marks = [Mark(_point(e, e.jacobian, "{:.3g}"), kind) for kind, e in _events(run)]
+        points = [_point(e, e.jacobian, "{:.4g}") for e in run.epochs]
+        marks = [Mark(_point(e, e.jacobian, "{:.4g}"), kind) for kind, e in _events(run)]
         series.append(Series(run.name, colours[run.name], points, marks=marks))
     values = [point.y for each in series for point in each.points if point.y > 0]
     title = "Squared Jacobian norm by epoch"
