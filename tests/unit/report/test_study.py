@@ -89,6 +89,15 @@ def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Ru
     assert ((found.x_adv - found.x).abs() <= run.config.threat.eps + 1e-6).all()
 
 
+def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[Run, Images]) -> None:
+    """The first image is bright and said to be dark."""
+    run, images = bright
+    y = images.y.clone()
+    y[0] = 0
+    found = study(run, Images(images.x, y, 2), Settings(n=48), Told())
+    assert found.shown.tolist() == [24, 1]
+
+
 def test_of_each_class_the_first_that_is_right_is_kept() -> None:
     y, nobody = torch.tensor([3, 3, 1, 0, 1]), torch.zeros(5, dtype=torch.bool)
     assert first_of_each_class(y, nobody).tolist() == [3, 2, 0]
