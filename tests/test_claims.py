@@ -14,6 +14,7 @@ from tests.published import ROOT
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 CNN = "table1-mnist-cpu-cnn-trained-bfloat16-all-attacked-bfloat16"
+TABLES_OF_MNIST = sorted((ROOT / "results").glob("table1-mnist-*/table1-mnist.json"))
 CONVENTIONS = {"95%"}
 """What is no measurement: the level of all intervals."""
 
@@ -96,6 +97,16 @@ def speed() -> list[str]:
         f"passed {mark:.0%}",
         f"{extra['ADV']:.1%} to one-step ADV, {extra['ATLAS']:.1%} to one-step ATLAS",
     ]
+
+
+def test_un_t_finds_less_than_pgd_1000_in_the_paper_and_more_here() -> None:
+    """In every row of every table on MNIST: docs/mnist.md says so."""
+    rows = [row for path in TABLES_OF_MNIST for row in json.loads(path.read_text())["rows"]]
+    cells = [(row["cells"]["Un-T"], row["cells"]["PGD-1000"]) for row in rows]
+    assert all(un_t["paper"] > pgd["paper"] for un_t, pgd in cells)
+    ours = [(un_t["ours"], pgd["ours"]) for un_t, pgd in cells if None not in (un_t["ours"], pgd["ours"])]
+    assert len(ours) > 12
+    assert all(un_t < pgd for un_t, pgd in ours)
 
 
 CLAIMS = {"README.md": readme, "docs/mnist.md": mnist, "docs/speed.md": speed}

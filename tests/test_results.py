@@ -63,6 +63,13 @@ def test_the_tables_of_mnist(data_set: str) -> None:
     assert shown == script("mnist_results").table(data_set)
 
 
+def test_the_order_of_methods_in_readme() -> None:
+    assert (
+        between("README.md", "<!-- begin: order -->", "<!-- end: order -->")
+        == script("order_results").table()
+    )
+
+
 def test_what_bfloat16_costs() -> None:
     shown = between("docs/speed.md", "<!-- begin: precision -->", "<!-- end: precision -->")
     assert shown == script("precision").table()

@@ -37,7 +37,6 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     data, threat = images.subset(slice(settings.n)), run.config.threat
     data_hash = data.fingerprint()
     key = {"model": run.weights, "data": data_hash, **settings.table()}
-    key |= {"gallery": "the first right of each class"}  # others are kept by earlier versions
     key |= {"threat": [type(threat).__name__, threat.eps], "attack": table_of(settings.attack, REGISTRIES)}
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
     found = _known(path)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from markupsafe import Markup
 
 from atlas.evaluation import Score
-from atlas.report.charts import MOST_DOTS, Axis, Guide, Mark, Point, Series, even, line_chart, percent, powers
+from atlas.report.axes import Axis, even, percent, powers
+from atlas.report.charts import MOST_DOTS, Guide, Mark, Point, Series, line_chart
 from atlas.report.collect import Epoch, Run
 from atlas.report.study import STEPS, Study
 from atlas.report.words import radius

@@ -11,20 +11,9 @@ import pytest
 
 from atlas.evaluation import Score
 from atlas.report import figures
+from atlas.report.axes import Axis, even, percent, powers
 from atlas.report.charted import jacobian_chart, radius_chart, steps_chart, training_chart
-from atlas.report.charts import (
-    MOST_DOTS,
-    SHAPES,
-    Axis,
-    Mark,
-    Point,
-    Series,
-    even,
-    line_chart,
-    percent,
-    powers,
-    swatch,
-)
+from atlas.report.charts import MOST_DOTS, SHAPES, Mark, Point, Series, line_chart, swatch
 from atlas.report.collect import Epoch
 from atlas.threat import Linf
 

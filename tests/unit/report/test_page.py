@@ -16,7 +16,7 @@ import torch
 from atlas.attacks import PGD
 from atlas.config import table_of
 from atlas.evaluation import Flag
-from atlas.report import charts, page, words
+from atlas.report import axes, charts, page, words
 from atlas.report.attacked import first_of_each_class
 from atlas.report.collect import Run, collect
 from atlas.report.study import Settings, Study
@@ -209,10 +209,10 @@ def test_notes_have_no_backticks(nasty: tuple[list[Run], dict[str, Study]]) -> N
 
 def test_many_curves_have_no_bands() -> None:
     points = [charts.Point(0, 0.5, 0.4, 0.6), charts.Point(1, 0.6, 0.5, 0.7)]
-    axes = charts.even("x", 0, 1), charts.percent("y")
+    along = axes.even("x", 0, 1), axes.percent("y")
     few, many = ([charts.Series("s", k, points) for k in range(n)] for n in (4, 5))
-    assert charts.line_chart("t", *axes, few).count("<polygon") == 4
-    assert charts.line_chart("t", *axes, many).count("<polygon") == 0
+    assert charts.line_chart("t", *along, few).count("<polygon") == 4
+    assert charts.line_chart("t", *along, many).count("<polygon") == 0
 
 
 def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[Run], dict[str, Study]]) -> None:
@@ -222,7 +222,7 @@ def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[Run], dict[str, S
 
 
 def test_axes_have_round_ticks_within_their_range() -> None:
-    assert [text for _, text in charts.even("x", 0.0, 0.6).ticks] == [
+    assert [text for _, text in axes.even("x", 0.0, 0.6).ticks] == [
         "0",
         "0.1",
         "0.2",
@@ -231,9 +231,9 @@ def test_axes_have_round_ticks_within_their_range() -> None:
         "0.5",
         "0.6",
     ]
-    assert [text for _, text in charts.percent("y").ticks] == ["0", "20", "40", "60", "80", "100"]
-    assert charts.percent("y", 0.83).low == 0.8
-    assert [text for _, text in charts.powers("j", [3.0, 4000.0]).ticks] == [
+    assert [text for _, text in axes.percent("y").ticks] == ["0", "20", "40", "60", "80", "100"]
+    assert axes.percent("y", 0.83).low == 0.8
+    assert [text for _, text in axes.powers("j", [3.0, 4000.0]).ticks] == [
         "1",
         "10",
         "100",
@@ -244,8 +244,6 @@ def test_axes_have_round_ticks_within_their_range() -> None:
 
 def test_what_is_not_finite_is_not_drawn() -> None:
     points = [charts.Point(0, 0.5), charts.Point(1, float("nan")), charts.Point(2, 1.0)]
-    drawn = charts.line_chart(
-        "t", charts.even("x", 0, 2), charts.percent("y"), [charts.Series("s", 0, points)]
-    )
+    drawn = charts.line_chart("t", axes.even("x", 0, 2), axes.percent("y"), [charts.Series("s", 0, points)])
     assert "nan" not in drawn
     assert drawn.count('class="dot') == 2
