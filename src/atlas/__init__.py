@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlas import attacks as attacks
     from atlas import data as data
+    from atlas import errors as errors
     from atlas import evaluation as evaluation
     from atlas import methods as methods
     from atlas import models as models
+    from atlas import training as training
     from atlas.evaluation.evaluate import evaluate as evaluate
     from atlas.rng import Rng as Rng
     from atlas.threat import L2 as L2
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = ("attacks", "data", "evaluation", "methods", "models")
+_ROOMS = ("attacks", "data", "errors", "evaluation", "methods", "models", "training")
 _NAMES = {
     "Rng": "rng",
     "L2": "threat",

@@ -158,7 +158,7 @@ def _print(report: Report, as_json: bool) -> None:
     if as_json:
         print(json.dumps(report.summary(), indent=2))
         return
-    title = f"accuracy [95% interval] on {report.n} images"
+    title = f"accuracy [95% interval] on {report.n} images of {report.about['data']}, {report.threat}"
     title += ", each attack on what those before it left" if report.about["standing"] else ""
     table = Table(
         "attack", "accuracy", "fooled", "queries an image", "time", title=title, title_justify="left"

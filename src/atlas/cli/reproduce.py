@@ -136,7 +136,7 @@ def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
         say(f"  {path}")
     if findings.missing:
         say(f"missing: {'; '.join(findings.missing)}")
-        say(f"to go on: {findings.go_on.command} {options}")
+        say(f"to go on: {findings.go_on.command} {options}".rstrip())
 
 
 def _print(findings: Findings) -> None:

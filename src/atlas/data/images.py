@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from atlas.errors import DataError
+from atlas.errors import DataError, UsageError
 
 MOST_CLASSES = 1 << 20
 
@@ -107,6 +107,15 @@ def _moments(channel: Tensor) -> tuple[float, float]:
 
 def _index(index: Index) -> Tensor | slice:
     return index if isinstance(index, Tensor | slice) else torch.as_tensor(index, dtype=torch.int64)
+
+
+def check_left_alone(given: Tensor, x: Tensor) -> None:
+    """Refuse a model that has changed the images `given` to it, a copy of x: attacks would lose their way."""
+    if not torch.equal(given, x):
+        raise UsageError(
+            "the model changes the images that it is given; wanted a forward pass that leaves them as they "
+            "are: x = x - mean in place of x -= mean, or x = x.clone() before"
+        )
 
 
 def describe(tensor: Tensor) -> str:

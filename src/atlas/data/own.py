@@ -50,8 +50,9 @@ def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
 def load_folder(path: Path, train: bool) -> Images:
     """path/train/CLASS/*.png and path/test/CLASS/*.png; or path/CLASS/*.png, which are training images only.
 
-    Labels count the class folders of the training images in the order of their names. All images must have
-    one size; they are gray if all of them are, and colour otherwise.
+    Labels count the class folders of the training images in the order of their names. Classes take turns, so
+    that the first n images are of all of them. All images must have one size; they are gray if all of them
+    are, and colour otherwise.
     """
     split = (path / "train").is_dir()
     if not train and not (split and (path / "test").is_dir()):
@@ -63,7 +64,10 @@ def load_folder(path: Path, train: bool) -> Images:
     strangers = ", ".join(name for name in _folders(folder) if name not in classes)
     if strangers:
         raise DataError(f"{folder}: found classes that {path}/train does not have: {strangers}")
-    files = [(file, label) for label, name in enumerate(classes) for file in _files(folder / name)]
+    turns = [
+        (k, label, file) for label, name in enumerate(classes) for k, file in enumerate(_files(folder / name))
+    ]
+    files = [(file, label) for _, label, file in sorted(turns)]
     if not files:
         raise DataError(
             f"{folder}: expected images in class folders, found none ({', '.join(sorted(_SUFFIXES))})"

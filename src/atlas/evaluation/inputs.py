@@ -9,7 +9,7 @@ from torch import Tensor
 
 from atlas.attacks import Model, frozen
 from atlas.data import Images
-from atlas.data.images import describe
+from atlas.data.images import check_left_alone, describe
 from atlas.errors import AtlasError, DataError, UsageError
 from atlas.threat import Threat, check_threat
 
@@ -44,7 +44,7 @@ def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> None:
 def _answer(model: Model, x: Tensor) -> Tensor:
     try:
         with frozen(model), torch.no_grad():
-            logits: Any = model(x)
+            logits: Any = model(given := x.clone())
     except AtlasError:
         raise
     except Exception as error:  # a model can raise anything
@@ -52,6 +52,7 @@ def _answer(model: Model, x: Tensor) -> Tensor:
             f"the model failed on images {describe(x)} on {x.device} with {type(error).__name__}: {error}; "
             f"{WANTED}"
         ) from error
+    check_left_alone(given, x)
     if not isinstance(logits, Tensor):
         raise UsageError(
             f"the model gives a {type(logits).__name__}; {WANTED}: give a function that picks the logits, "

@@ -82,14 +82,23 @@ def probe(
         rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
         right = _Right(model, x[which], y[which], threat, rng)
         unsteady = _unsteady(right, eot)
-        if _alike(answers) and not _alike(y[:POOL]):
-            return [*flags, *unsteady, raised("constant", f"all {len(answers)} images get the same answer")]
+        if _alike(answers) and not _alike(y[:POOL]) and not _moves(right):
+            text = f"all {len(answers)} images get the same answer, and so do noise, black and white"
+            return [*flags, *unsteady, raised("constant", text)]
         gradients = _gradients(right, bool(unsteady)) if has_gradients(model, x[:1]) else []
         return flags + unsteady + gradients
 
 
 def _alike(classes: Tensor) -> bool:
     return bool((classes == classes[0]).all())
+
+
+@torch.no_grad()
+def _moves(right: _Right) -> bool:
+    """Whether anything in the pixel box gets another answer: steps without a gradient look constant."""
+    noise = right.rng.fold("noise").uniform(right.x.shape[1:], dtype=right.x.dtype)
+    tried = torch.cat([noise, 1 - right.x, torch.zeros_like(right.x[:1]), torch.ones_like(right.x[:1])])
+    return not _alike(torch.cat([right.y[:1], lanes.ask(right.model, tried, PROBES).argmax(1)]))
 
 
 def _outputs(logits: Tensor, broken: int) -> list[Flag]:

@@ -113,6 +113,12 @@ class Report:
         return len(self.y)
 
     @property
+    def threat(self) -> str:
+        """Norm and radius in words: no accuracy means anything without them."""
+        table = self.about["threat"]
+        return f"{table['name']}, eps {table['eps']:.4g}"
+
+    @property
     def valid(self) -> bool:
         """Whether the accuracies mean anything: no flag is fatal."""
         return not self.reasons
@@ -155,7 +161,7 @@ class Report:
         return {"clean": self.clean, **{k: self.score(k) for k in self.results}, "worst case": self.worst}
 
     def __repr__(self) -> str:
-        rows = [(f"{self.n} images", "accuracy", "fooled", "queries", "time"), *self.lines()]
+        rows = [(f"{self.n} images, {self.threat}", "accuracy", "fooled", "queries", "time"), *self.lines()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, *(f"{flag.name}: {flag.message}" for flag in self.flags)])

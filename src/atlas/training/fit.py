@@ -17,6 +17,7 @@ from torch import nn
 from atlas.attacks import frozen
 from atlas.config import table_of
 from atlas.data import Images, as_images, split
+from atlas.data.images import check_left_alone
 from atlas.disk import locked
 from atlas.errors import DataError, NumericError, UsageError
 from atlas.methods import Method
@@ -137,9 +138,10 @@ def _try(model: nn.Module, images: Images) -> None:
     x = images.pixels(torch.zeros(2, dtype=torch.int64), weights[0].device)
     try:
         with frozen(model), torch.no_grad():
-            logits = model(x)
+            logits = model(given := x.clone())
     except Exception as error:  # a model of one's own can raise anything
         raise UsageError(f"the model fails on images of shape {images.shape}: {error}") from error
+    check_left_alone(given, x)
     wanted = f"logits [B, {images.num_classes}], a finite number for each class"
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < images.num_classes:
         got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

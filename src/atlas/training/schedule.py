@@ -82,16 +82,19 @@ class Guide:
 
     def update(self, epoch: int, accuracy: float, schedule: Schedule) -> bool:
         """Take in the accuracy after an epoch (the first is 0); whether it is the best so far."""
+        # No gain, but an epoch at the full eps goes before one of the ramp that looks as good, as at 100%.
+        ripe = accuracy == self.best and epoch >= schedule.ramp_epochs > self.best_epoch
         improved = accuracy > self.best
-        if improved:
+        if improved or ripe:
             self.best, self.best_epoch = accuracy, epoch
+        if improved:
             self.since_best = self.since_cut = 0
         elif epoch >= schedule.ramp_epochs:
             self.since_best += 1
             self.since_cut += 1
             if schedule.kind == "guided" and self.since_cut == schedule.plateau:
                 self.cut()
-        return improved
+        return improved or ripe
 
     def cut(self) -> None:
         """One cut of the learning rate."""

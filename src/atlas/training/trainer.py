@@ -66,6 +66,8 @@ class Trainer:
         self.learner = Learner(model, method, training, ranks)
         self.lowered = partial(lowered, training.precision, device=self.learner.device)
         self.answer = lowered_model(training.precision, self.learner.model, self.learner.device)
+        self.still = [module for module in model.modules() if model.training and not module.training]
+        """Parts that somebody has put into eval mode, such as a BatchNorm whose statistics are to stay."""
         self.num_batches = num_batches(len(images), training.batch_size)
         self.at = Progress()
         self.began = time.monotonic()
@@ -156,6 +158,8 @@ class Trainer:
         except NotFinite as error:
             self.refuse({"attack": math.nan}, ids[error.lanes])
         model.train()
+        for module in self.still:
+            module.eval()
         with self.lowered("terms"):
             losses, logits = method.terms(self.answer, x, x_adv, y, rng.fold("terms"))
         loss = method.weigh(losses, ramp)

@@ -61,7 +61,7 @@ def test_a_run_knows_its_data_and_threat(
         command = ("evaluate", str(run), "--n", "50", "--attacks", "pgd", "--out", str(folder))
         assert atlas(monkeypatch, *command, "--seed", str(seed)) == 0
     text = capsys.readouterr().out
-    assert "accuracy [95% interval] on 50 images" in text
+    assert "accuracy [95% interval] on 50 images of mnist-mini, l2, eps 0.5" in text
     assert "worst case" in text
     about = json.loads((out[0] / "config.json").read_text())
     assert about["threat"] == {"name": "l2", "eps": 0.5}

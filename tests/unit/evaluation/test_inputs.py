@@ -114,3 +114,15 @@ def test_the_model_and_the_images_are_as_before() -> None:
     assert int(model[1].num_batches_tracked) == 0
     assert torch.equal(x, X)
     assert torch.equal(y, Y)
+
+
+def test_a_model_that_changes_its_images_is_refused() -> None:
+    def in_place(x: Tensor) -> Tensor:
+        pixels = x.detach().numpy()
+        pixels[:] = pixels.round()
+        return NET(torch.from_numpy(pixels))  # type: ignore[no-any-return]
+
+    kept = X.clone()
+    with pytest.raises(UsageError, match="changes the images that it is given"):
+        check_inputs(in_place, X, Y, Linf(0.1))
+    assert torch.equal(X, kept)

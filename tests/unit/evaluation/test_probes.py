@@ -154,6 +154,17 @@ def test_a_model_that_is_built_to_raise_a_flag_does(
         assert meaning == MEANINGS[flag.name]
 
 
+def test_one_answer_to_all_clean_images_is_no_way_around_the_probes() -> None:
+    """Steps without a gradient: brighter by 0.1, every image is another class."""
+    x, y = torch.full((100, 1, 8, 8), 0.15), (torch.arange(100) % 40 == 0).long()
+
+    def steps(x: Tensor) -> Tensor:
+        bright = (x.mean((1, 2, 3)) > 0.155).float() + 0 * x.mean((1, 2, 3))
+        return torch.stack([2 - 4 * bright, 0 * bright], 1)
+
+    assert names(probe(steps, x, y, Linf(0.1)))["zero-gradients"]
+
+
 def test_every_flag_before_an_evaluation_has_such_a_model() -> None:
     only_after = {"black-box-stronger", "still-gaining"}
     assert {name for _, wanted in BAD.values() for name in wanted} == set(MEANINGS) - only_after

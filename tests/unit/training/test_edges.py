@@ -153,6 +153,31 @@ def test_frozen_parts_stay_to_the_bit_and_hooks_stay() -> None:
     handle.remove()
 
 
+def test_a_part_in_eval_mode_stays_so_and_a_model_in_eval_mode_is_trained() -> None:
+    """A BatchNorm whose statistics are to stay is put into eval mode; a model that was loaded is in it."""
+    frozen, loaded = net(), net().eval()
+    assert isinstance(frozen[1], nn.BatchNorm1d)
+    assert isinstance(loaded[1], nn.BatchNorm1d)
+    frozen[1].eval().requires_grad_(False)
+    for model in (frozen, loaded):
+        trained(model, *images())
+    assert torch.equal(frozen[1].running_mean, torch.zeros(16))  # type: ignore[arg-type]
+    assert not torch.equal(loaded[1].running_mean, torch.zeros(16))  # type: ignore[arg-type]
+
+
+def test_a_model_that_changes_its_images_is_refused() -> None:
+    class InPlace(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            x -= 0.5
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    x, y = images()
+    kept = x.clone()
+    with pytest.raises(UsageError, match=r"changes the images that it is given.*x = x - mean"):
+        trained(InPlace(*net()), x, y)
+    assert torch.equal(x, kept)
+
+
 class Fails(nn.Sequential):
     """Raises in its n-th pass."""
 

@@ -180,3 +180,10 @@ def test_ramp() -> None:
 def test_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         Schedule(**wrong)
+
+
+def test_of_equal_epochs_one_at_the_full_eps_goes_before_one_of_the_ramp() -> None:
+    """Validation may be at 100% from the start; the first epoch after the ramp stays, as among all others."""
+    guide, schedule = Guide(), Schedule(epochs=5, ramp_epochs=2)
+    assert [guide.update(epoch, 1.0, schedule) for epoch in range(5)] == [True, False, True, False, False]
+    assert (guide.best_epoch, guide.since_best) == (2, 3)
