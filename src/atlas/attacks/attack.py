@@ -68,13 +68,13 @@ class Attack(ABC, Generic[S]):
         Without `rng` every call draws the same numbers; in a loop give `Rng.batch(len(x), step=i)`.
         """
         check_threat(threat)
-        y = _labels(x, y)
+        y = checked_labels(x, y)
         rng = (Rng.batch(len(x)) if rng is None else rng).to(x.device)
         return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
 
 
-def _labels(x: object, y: object) -> Tensor:
-    """y as int64, if both are what an attack can work with."""
+def checked_labels(x: object, y: object) -> Tensor:
+    """y as int64, if both are what an attack or a loss can work with."""
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
         raise DataError(f"got {kinds}; wanted tensors: images [B, C, H, W] and labels [B]")
@@ -84,4 +84,6 @@ def _labels(x: object, y: object) -> Tensor:
             f"got images {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; wanted images [B, C, H, W] "
             "and whole numbers [B], the class of each"
         )
+    if len(y) and y.amin() < 0:
+        raise DataError(f"labels go from {int(y.amin())} to {int(y.amax())}; wanted 0 and above")
     return y.to(torch.int64)

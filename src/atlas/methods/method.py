@@ -13,10 +13,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from atlas.attacks import BatchNormMode, Climb, Model
+from atlas.attacks.attack import checked_labels
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng
-from atlas.threat import Threat, check_pixels
+from atlas.threat import Threat, check_pixels, check_threat
 
 
 class Terms(NamedTuple):
@@ -93,6 +94,8 @@ class Method(ABC):
         mode: BatchNormMode = "eval",
     ) -> Tensor:
         """The whole loss of a batch, for use in any training loop: a scalar to call backward() on."""
+        check_threat(threat)
+        y = checked_labels(x, y)
         check_pixels(x)
         rng = rng.to(x.device)
         x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import FGSM, PGD
-from atlas.errors import UsageError
+from atlas.errors import AtlasError, UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades, TradesJac, atlas_g, atlas_l
 from atlas.rng import Rng
 from atlas.threat import Linf
@@ -142,3 +142,19 @@ def test_attack_and_projection_have_streams_of_their_own() -> None:
     again = method.terms(model, x, x_adv, y, other.fold("terms")).losses
     assert torch.equal(again["ce"], terms.losses["ce"])
     assert not torch.equal(again["jac"], terms.losses["jac"])
+
+
+@pytest.mark.parametrize(
+    ("y", "threat", "message"),
+    [
+        (torch.full((4,), -100), Linf(0.1), "labels go from -100 to -100; wanted 0 and above"),
+        (torch.zeros(4), Linf(0.1), "wanted images .* and whole numbers"),
+        (torch.zeros(3, dtype=torch.int64), Linf(0.1), "wanted images .* and whole numbers"),
+        (torch.zeros(4, dtype=torch.int64), 0.1, "threat"),
+    ],
+)
+def test_a_loop_of_ones_own_is_told_what_is_wrong(y: Tensor, threat: object, message: str) -> None:
+    """Cross-entropy ignores a label of -100 without a word, and the loss would be 0."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
+    with pytest.raises(AtlasError, match=message):
+        Adv().loss(model, torch.rand(4, 1, 3, 3), y, threat=threat, rng=Rng.batch(4))  # type: ignore[arg-type]
