@@ -17,6 +17,7 @@ LOWER = "trained-bfloat16-all-attacked-bfloat16"
 ARTEFACTS = {
     "table1-mnist-cpu": ("docs/mnist.md", "table1"),
     f"table1-mnist-cpu-cnn-{LOWER}": ("docs/mnist.md", "table1-cnn"),
+    f"table1-mnist-cpu-cnn-{LOWER}-more": ("docs/mnist.md", "table1-cnn-more"),
     "table1-mnist-cpu-tuned": ("docs/mnist.md", "table1-tuned"),
     "table1-mnist-cpu-tuned-ten": ("docs/mnist.md", "table1-tuned-ten"),
     "loss-curves-cpu": ("docs/mnist.md", "loss-curves"),
