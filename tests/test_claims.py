@@ -84,9 +84,9 @@ def mnist() -> list[str]:
     return [
         f"seed 1 of ATLAS keeps {margin['atlas-1-seed1']:.1f}% under the margin attack",
         f"seed 0 keeps {margin['atlas-1']:.1f}% and ADV {margin['adv-1']:.1f}%",
-        "ADV keeps {:.0f}% here and {:.0f}% there".format(*both["adv-1"]),
-        "TRADES {:.0f}% and {:.0f}%, ".format(*both["trades-1"])
-        + "ATLAS {:.0f}% and {:.0f}%".format(*both["atlas-1"]),
+        "ADV keeps {:.1f}% here and {:.1f}% there".format(*both["adv-1"]),
+        "TRADES {:.1f}% and {:.1f}%, ".format(*both["trades-1"])
+        + "ATLAS {:.1f}% and {:.1f}%".format(*both["atlas-1"]),
         f"leaves {100 * nearer['rate']:.1f}% of {nearer['n']} images",
         f"leaves {ours[0]:.1f}% of ADV and {ours[1]:.1f}% of ATLAS",
         f"the paper has {theirs[0]:.2f}% and {theirs[1]:.2f}%",
