@@ -143,7 +143,9 @@ def test_the_table_is_the_same_in_every_form(smoke: Smoke, workspace: Path) -> N
             if column != paper.TIME:
                 shown = f"{cell['ours']:.2f} [{cell['interval'][0]:.1f}, {cell['interval'][1]:.1f}]"
                 assert shown in markdown
-                assert f"{cell['ours']:.2f} {{\\scriptsize [" in latex
+                low, high = cell["interval"]
+                assert f"{cell['ours']:.2f}" in latex
+                assert f"{{\\scriptsize [{low:.1f}, {high:.1f}]}}" in latex
             if cell["difference"] is not None:
                 assert f"{cell['difference']:+.2f}" in markdown
 
