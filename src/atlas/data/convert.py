@@ -26,8 +26,9 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
     of its data set, nothing shuffled and nothing dropped, so that ids mean the same in every run.
     """
     if isinstance(data, Images):
-        classes = data.num_classes if num_classes is None else num_classes
-        return Images(data.x, data.y, classes, data.name, data.ids)
+        if num_classes in (None, data.num_classes):
+            return data
+        return Images(data.x, data.y, num_classes, data.name, data.ids)
     x, y = data if isinstance(data, tuple) and len(data) == 2 else _read_all(data)
     x, y = _tensor("x", x), _tensor("y", y)
     if x.ndim == 3:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,7 +34,8 @@ class Images:
 
     x: uint8, or float32 in [0, 1], [N, C, H, W]; y: int64 [N] in 0 .. num_classes - 1; ids: int64 [N], the
     identity of each example (0, 1, 2, ... unless given), which a subset keeps, because the random numbers
-    that an example sees belong to its identity and not to its place in a batch.
+    that an example sees belong to its identity and not to its place in a batch. Reports call the classes by
+    class_names, one for each, or by their numbers where there are none.
     """
 
     x: Tensor
@@ -42,6 +43,7 @@ class Images:
     num_classes: int
     name: str = "own data"
     ids: Tensor = _COUNTED
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_x(self.x)
@@ -50,6 +52,8 @@ class Images:
             object.__setattr__(self, "ids", torch.arange(len(self.y)))
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
             raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
+        if self.class_names and len(self.class_names) != self.num_classes:
+            raise DataError(f"class_names: got {len(self.class_names)} for {self.num_classes} classes")
 
     def __repr__(self) -> str:
         return f"Images({self.name!r}: {describe(self.x)}, {self.num_classes} classes)"
@@ -66,7 +70,7 @@ class Images:
     def subset(self, index: Index) -> Images:
         """The examples at these places, in this order, with the ids they had."""
         index = _index(index)
-        return Images(self.x[index], self.y[index], self.num_classes, self.name, self.ids[index])
+        return replace(self, x=self.x[index], y=self.y[index], ids=self.ids[index])
 
     def pixels(self, index: Index = slice(None), device: torch.device | str = "cpu") -> Tensor:
         """The images at these places as float32 in [0, 1]: [B, C, H, W] on `device`."""

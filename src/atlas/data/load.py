@@ -62,4 +62,5 @@ def _first(images: Images, count: int) -> Images:
 def _load_named(name: str, train: bool, root: Path) -> Images:
     place = find(name, train, root)
     x, y = PARSERS[place.form.parser](place.read())
-    return Images(x, y, SOURCES[name].num_classes, name)
+    source = SOURCES[name]
+    return Images(x, y, source.num_classes, name, class_names=source.class_names)

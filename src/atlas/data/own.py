@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def load_npz(path: Path, train: bool) -> Images:
     arrays = npz.read(path, {x, y, *labels})
     whole = [arrays[name] for name in labels if arrays[name].dtype.kind in "iu" and arrays[name].size]
     largest = max((int(array.max()) for array in whole), default=0)
-    return _named(as_images((arrays[x], arrays[y]), largest + 1), path)
+    return replace(as_images((arrays[x], arrays[y]), largest + 1), name=path.name)
 
 
 def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
@@ -73,11 +74,7 @@ def load_folder(path: Path, train: bool) -> Images:
             f"{folder}: expected images in class folders, found none ({', '.join(sorted(_SUFFIXES))})"
         )
     x, y = _stack([file for file, _ in files]), [label for _, label in files]
-    return _named(as_images((x, y), len(classes)), path)
-
-
-def _named(images: Images, path: Path) -> Images:
-    return Images(images.x, images.y, images.num_classes, path.name, images.ids)
+    return replace(as_images((x, y), len(classes)), name=path.name, class_names=tuple(classes))
 
 
 def _folders(path: Path) -> list[str]:

@@ -38,6 +38,7 @@ class Source:
     num_classes: int
     forms: tuple[Form, ...]
     mirrors: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
 
 def _files(rows: Iterable[Mapping[str, Any]]) -> tuple[File, ...]:
@@ -52,7 +53,8 @@ def _form(row: Mapping[str, Any]) -> Form:
 
 def _source(row: Mapping[str, Any]) -> Source:
     forms = tuple(_form(form) for form in row["forms"])
-    return Source(row["about"], row["licence"], row["num_classes"], forms, tuple(row.get("mirrors", ())))
+    mirrors, class_names = (tuple(row.get(key, ())) for key in ("mirrors", "class_names"))
+    return Source(row["about"], row["licence"], row["num_classes"], forms, mirrors, class_names)
 
 
 SOURCES: Mapping[str, Source] = {

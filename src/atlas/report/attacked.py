@@ -48,7 +48,10 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
             tell.say(f"not kept for the next time: {error}")
     tensors, about = found
     flags = tuple(Flag(**flag) for flag in about["flags"])
-    return Study(threat, settings, data.name, data_hash, data.ids, data.y, flags=flags, **tensors)
+    names = data.class_names
+    return Study(
+        threat, settings, data.name, data_hash, data.ids, data.y, flags=flags, class_names=names, **tensors
+    )
 
 
 def _known(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:

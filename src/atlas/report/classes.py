@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,9 +22,10 @@ class ByClass:
     """Robust accuracy of each model in each class."""
 
     what: str
-    classes: tuple[int, ...]
+    classes: tuple[str, ...]
+    """What those that are shown are called."""
     sizes: tuple[int, ...]
-    """Images of each class."""
+    """Images of each."""
     rows: Mapping[str, tuple[Score, ...] | str]
     """By model; text where there are no numbers to give."""
     total: int
@@ -43,7 +44,13 @@ class ByClass:
         return first + (more if self.ties else "")
 
 
-def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping[str, str]) -> ByClass:
+def by_class(
+    what: str,
+    y: Tensor,
+    right: Mapping[str, Tensor],
+    invalid: Mapping[str, str],
+    named: Callable[[int], str] = str,
+) -> ByClass:
     """From who is right: bool [N] a model. `invalid` models have words instead of numbers."""
     sizes = {label: int((y == label).sum()) for label in sorted(set(y.tolist()))}
     classes = list(sizes)
@@ -61,15 +68,15 @@ def by_class(what: str, y: Tensor, right: Mapping[str, Tensor], invalid: Mapping
         name: tuple(row[label] for label in classes) for name, row in scores.items()
     }
     shown = tuple(sizes[label] for label in classes)
-    return ByClass(what, tuple(classes), shown, {**rows, **invalid}, len(sizes), ties)
+    return ByClass(what, tuple(map(named, classes)), shown, {**rows, **invalid}, len(sizes), ties)
 
 
-def of_comparison(comparison: Comparison) -> ByClass:
+def of_comparison(comparison: Comparison, named: Callable[[int], str] = str) -> ByClass:
     """The worst case over the attacks of an evaluation."""
     right = {e.name: e.report.robust for e in comparison.entries if e.report.valid}
     invalid = {e.name: str(e.report.worst) for e in comparison.entries if not e.report.valid}
     what = f"Worst case over {', '.join(comparison.columns[1:-1])}; {comparison.title}"
-    return by_class(what, comparison.entries[0].report.y, right, invalid)
+    return by_class(what, comparison.entries[0].report.y, right, invalid, named)
 
 
 def of_studies(studies: Mapping[str, Study]) -> ByClass:
@@ -77,7 +84,7 @@ def of_studies(studies: Mapping[str, Study]) -> ByClass:
     first = next(iter(studies.values()))
     right = {name: study.stands for name, study in studies.items() if not study.reasons}
     invalid = {name: f"invalid ({', '.join(s.reasons)})" for name, s in studies.items() if s.reasons}
-    return by_class(f"Under the report's own attack, n = {first.n}", first.y, right, invalid)
+    return by_class(f"Under the report's own attack, n = {first.n}", first.y, right, invalid, first.named)
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,10 @@ class Confusion:
     """What a model answers under attack."""
 
     name: str
-    classes: tuple[int, ...]
+    classes: tuple[str, ...]
     counts: tuple[tuple[int, ...], ...]
     """[true class, answer]."""
-    pairs: tuple[tuple[int, int, int, int], ...]
+    pairs: tuple[tuple[str, str, int, int], ...]
     """(true class, answer, how often, of how many), the commonest errors first."""
 
     @property
@@ -109,7 +116,7 @@ def confusion(name: str, study: Study) -> Confusion:
     pairs = [(k // size, k % size, int(wrong.flatten()[k]), int(counts[k // size].sum())) for k in order]
     return Confusion(
         name,
-        tuple(range(size)),
+        tuple(map(study.named, range(size))),
         tuple(tuple(row) for row in counts.tolist()),
-        tuple(pair for pair in pairs if pair[2]),
+        tuple((study.named(y), study.named(answer), often, of) for y, answer, often, of in pairs if often),
     )

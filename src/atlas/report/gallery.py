@@ -15,16 +15,16 @@ from atlas.report.study import Study
 class Answer:
     """What a model says of an image, and how sure it is."""
 
-    label: int
+    name: str
     confidence: float
 
     @classmethod
-    def of(cls, logits: Tensor) -> Answer:
+    def of(cls, study: Study, logits: Tensor) -> Answer:
         chances = logits.double().softmax(0)
-        return cls(int(chances.argmax()), float(chances.max()))
+        return cls(study.named(int(chances.argmax())), float(chances.max()))
 
     def __str__(self) -> str:
-        return f"{self.label} ({self.confidence:.0%})"
+        return f"{self.name} ({self.confidence:.0%})"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Exhibit:
     """One image as all models see it."""
 
     id: int
-    label: int
+    name: str
+    """Of its class."""
     x: str
     views: tuple[View, ...]
 
@@ -65,7 +66,8 @@ def gallery(studies: Mapping[str, Study]) -> list[Exhibit]:
         label = int(study.y[index])
         if label not in exhibits:
             views = tuple(_view(name, each, index) for name, each in studies.items())
-            exhibits[label] = Exhibit(int(study.ids[index]), label, pictures.png(study.x[place]), views)
+            image, name = pictures.png(study.x[place]), study.named(label)
+            exhibits[label] = Exhibit(int(study.ids[index]), name, image, views)
     return [exhibits[label] for label in sorted(exhibits)]
 
 
@@ -80,13 +82,13 @@ def _right(study: Study, index: int) -> bool:
 
 
 def _view(name: str, study: Study, index: int) -> View:
-    before, after = Answer.of(study.logits[index]), Answer.of(study.logits_adv[index])
+    before, after = Answer.of(study, study.logits[index]), Answer.of(study, study.logits_adv[index])
     if not _right(study, index):  # so that its study need not have kept the image
         return View(name, "", "", 1.0, before, after, "wrong before")
     place = study.shown.tolist().index(index)
     x, x_adv = study.x[place], study.x_adv[place]
     scale = pictures.enlarged(study.threat, x, x_adv)
-    verdict = "held" if after.label == study.y[index] else "fooled"
+    verdict = "held" if study.stands[index] else "fooled"
     return View(
         name, pictures.png(x_adv), pictures.difference(x, x_adv, scale), scale, before, after, verdict
     )

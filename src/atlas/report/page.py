@@ -25,6 +25,8 @@ from atlas.report.words import threat_words
 
 SHADES = 10
 """Steps of the shading of accuracies, from 0 to 100%."""
+MOST_LEVEL = 3
+"""Letters of a class's name that have room above its column; longer ones stand upright."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def _environment() -> Environment:
         "threat": threat_words,
         "trained_on": words.trained_on,
         "whole": words.whole,
+        "upright": lambda names: "named" if any(len(name) > MOST_LEVEL for name in names) else "",
         "verdict": verdict,
         "shade": lambda share: f"h{round(SHADES * share)}",
     }
@@ -150,7 +153,9 @@ def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: M
         by_steps=charted.steps_chart(studies, colours),
         banded=len(sound) <= MOST_BANDS,
         exhibits=gallery(sound) if sound else [],
-        by_class=classes.of_comparison(evaluated[0]) if evaluated else classes.of_studies(studies),
+        by_class=(
+            classes.of_comparison(evaluated[0], first.named) if evaluated else classes.of_studies(studies)
+        ),
         confusions=[classes.confusion(name, study) for name, study in sound.items()],
     )
 

@@ -71,6 +71,11 @@ class Study:
     x_adv: Tensor
     """Those images, [G, C, H, W]."""
     flags: tuple[Flag, ...]
+    class_names: tuple[str, ...] = ()
+
+    def named(self, label: int) -> str:
+        """What a class is called."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     @property
     def n(self) -> int:

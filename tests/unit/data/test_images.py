@@ -20,6 +20,14 @@ def pixels(n: int = 6, shape: tuple[int, ...] = (3, 4, 5), seed: int = 0) -> Ten
     )
 
 
+def test_each_class_has_a_name_or_none_has() -> None:
+    images = Images(pixels(), LABELS, 3, class_names=("a", "b", "c"))
+    assert as_images(images).class_names == ("a", "b", "c")
+    assert as_images(images, 4).class_names == ()
+    with pytest.raises(DataError, match="class_names: got 2 for 3 classes"):
+        Images(pixels(), LABELS, 3, class_names=("a", "b"))
+
+
 LABELS = torch.tensor([0, 2, 1, 2, 0, 1])
 
 

@@ -139,6 +139,7 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     assert images.y.tolist() == [0, 1, 2, 1], "classes take turns"
     assert np.array_equal(images.x.numpy(), X[[2, 1, 3, 0]])
     assert (images.name, images.num_classes) == ("pets", 3)
+    assert images.class_names == images.subset([1]).class_names == ("cat", "dog", "zebra")
     with pytest.raises(DataError, match=r"has no test set; move the images to .*/train/CLASS and"):
         load(folder, train=False)
 
@@ -155,7 +156,7 @@ def test_a_folder_with_both_halves_counts_classes_by_the_training_images(tmp_pat
     )
     train, test = load(folder), load(folder, train=False)
     assert train.y.tolist() == [0, 1, 2]
-    assert (test.y.tolist(), test.num_classes) == ([2], 3)
+    assert (test.y.tolist(), test.num_classes, test.class_names) == ([2], 3, ("a", "b", "c"))
     assert np.array_equal(test.x.numpy(), X[3:4])
     write_images(folder, {"test/d/1.png": COLOUR[4]})
     with pytest.raises(DataError, match=r"found classes that .*/train does not have: d"):

@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from atlas.data import load
+from atlas.data.cifar import safe_unpickle
 from atlas.data.files import File
 from atlas.data.idx import format_idx, parse_idx
 from atlas.data.load import PARSERS
 from atlas.data.sources import EMBEDDED, SOURCES, Form
+from atlas.data.store import home
 from atlas.errors import DataError
 
 ROOT = Path(__file__).parents[3]
@@ -32,6 +34,22 @@ def files(form: Form) -> list[File]:
 def test_the_sets_of_the_paper_and_their_neighbours_are_there() -> None:
     assert list(SOURCES) == ["mnist-mini", "mnist", "fashion-mnist", "cifar10", "cifar100"]
     assert [source.num_classes for source in SOURCES.values()] == [10, 10, 10, 10, 100]
+    assert [len(set(source.class_names)) for source in SOURCES.values()] == [0, 0, 10, 10, 100]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "key"),
+    [
+        ("cifar10", "cifar-10-batches-py/batches.meta", b"label_names"),
+        ("cifar100", "cifar-100-python/meta", b"fine_label_names"),
+    ],
+)
+def test_classes_are_called_as_the_publishers_call_them(name: str, file: str, key: bytes) -> None:
+    if not (home() / file).is_file():
+        pytest.skip(f"{name} is not here with its names: set ATLAS_DATA to a folder with {file}")
+    published = safe_unpickle((home() / file).read_bytes())
+    assert isinstance(published, dict)
+    assert SOURCES[name].class_names == tuple(text.decode().replace("_", " ") for text in published[key])
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != EMBEDDED])

@@ -56,10 +56,21 @@ def test_the_confusion_matrix_by_counting() -> None:
     study = made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], 3)
     found = confusion("m", study)
     assert found.counts == ((1, 2, 0), (0, 1, 0), (1, 0, 0))
-    assert found.pairs == ((0, 1, 2, 3), (2, 0, 1, 1))
+    assert found.classes == ("0", "1", "2")
+    assert found.pairs == (("0", "1", 2, 3), ("2", "0", 1, 1))
     assert found.small
     assert found.share(found.counts[0], 2) == pytest.approx(2 / 3)
     assert found.share((0, 0), 0) == 0
+
+
+def test_classes_are_called_by_their_names() -> None:
+    study = made([1, 0], [1, 0], [0, 0], 2, class_names=("cat", "dog"))
+    found = confusion("m", study)
+    assert (found.classes, found.pairs) == (("cat", "dog"), (("dog", "cat", 1, 1),))
+    assert of_studies({"m": study}).classes == ("cat", "dog")
+    (exhibit,) = gallery({"m": study})
+    (view,) = exhibit.views
+    assert (exhibit.name, str(view.before), str(view.after)) == ("dog", "dog (99%)", "cat (99%)")
 
 
 def test_of_many_classes_the_weakest_are_shown() -> None:
@@ -67,7 +78,7 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     right = torch.arange(200) % 4 < 4 - y // 10  # class 40 to 49 none of 4, 30 to 39 one of 4, ...
     found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
     assert found.weakest == ("the 20 weakest of 50 classes in the mean of the models, the weakest first")
-    assert found.classes == (*range(40, 50), *range(30, 40))
+    assert found.classes == tuple(map(str, [*range(40, 50), *range(30, 40)]))
     assert found.sizes == (4,) * MOST_CLASSES
     assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
     assert found.rows["b"] == "invalid (random)"
@@ -76,7 +87,7 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
 def test_classes_as_weak_as_those_shown_are_counted() -> None:
     y = torch.arange(33)
     found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
-    assert found.classes == tuple(range(MOST_CLASSES))
+    assert found.classes == tuple(map(str, range(MOST_CLASSES)))
     assert found.weakest == (
         "the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
     )
@@ -110,7 +121,7 @@ def test_an_exhibit_is_the_first_image_of_its_class_that_any_model_gets_right() 
     two = made(y, [1, 0, 0, 0], [1, 1, 1, 0], 2, shown=torch.tensor([1, 3]), **pictured)
     for studies in ({"one": one, "two": two}, {"two": two, "one": one}):
         zero, unknown = gallery(studies)
-        assert (zero.id, zero.label, unknown.id, unknown.label) == (1, 0, 3, 1)
+        assert (zero.id, zero.name, unknown.id, unknown.name) == (1, "0", 3, "1")
         assert {view.model: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
         assert {view.verdict for view in unknown.views} == {"wrong before"}
 

@@ -57,6 +57,9 @@ def test_text_stays_text(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     assert seen.tags.count("script") == 1
     assert NASTY in seen.texts
     assert QUOTED in seen.texts
+    named = {name: replace(study, class_names=(NASTY,) * 10) for name, study in nasty[1].items()}
+    seen = Seen(page.render(nasty[0], named, command="x"))
+    assert (seen.tags.count("script"), seen.texts.count(NASTY) > 10) == (1, True)
     assert not [name for _, name, _ in seen.attributes if name.startswith("on") or name == "style"]
 
 
