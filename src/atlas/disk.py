@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -96,11 +96,12 @@ def locked(folder: Path) -> Iterator[None]:
     """Work alone in the folder (made if need be). The lock goes with the process, however it ends.
 
     Who holds it stands in the file `lock` for as long as that is so: folders are given to others, whom the
-    names of machines do not concern.
+    names of machines do not concern. A folder that was made here goes again if an error leaves nothing in it.
     """
     if one_line(str(folder)) != str(folder):
         raise UsageError(f"the folder {str(folder)!r} has control characters in its name; choose another")
     try:
+        new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
@@ -112,11 +113,26 @@ def locked(folder: Path) -> Iterator[None]:
             for part in folder.glob(f".*{PART}"):
                 part.unlink(missing_ok=True)
             yield
+        except Exception:
+            if new and [path.name for path in folder.iterdir()] == ["lock"]:
+                (folder / "lock").unlink()
+                folder.rmdir()
+            raise
         finally:
             _HELD.discard(folder)
             os.ftruncate(handle, 0)
     finally:
         os.close(handle)
+
+
+def refuse_strangers(folder: Path, ours: Collection[str] = ()) -> None:
+    """Refuse to begin in a folder with files that are not `ours`, among which ours would be lost."""
+    files = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if strangers := [name for name in files if not name.startswith(".") and name not in ("lock", *ours)]:
+        more = ", ..." if len(strangers) > 3 else ""
+        raise UsageError(
+            f"{folder} holds other files ({', '.join(strangers[:3])}{more}); choose a new or an empty one"
+        )
 
 
 def in_use(folder: Path) -> bool:

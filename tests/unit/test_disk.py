@@ -15,6 +15,21 @@ from atlas.disk import locked, require_room, write_atomic
 from atlas.errors import DiskError, LockError, UsageError
 
 
+@pytest.mark.parametrize(("name", "file", "stays"), [("a", "", False), ("a", "b", True), ("old", "", True)])
+def test_a_new_folder_goes_again_if_an_error_leaves_it_empty(
+    name: str, file: str, stays: bool, tmp_path: Path
+) -> None:
+    def fail() -> None:
+        if file:
+            (tmp_path / name / file).touch()
+        raise KeyError
+
+    (tmp_path / "old").mkdir()
+    with pytest.raises(KeyError), locked(tmp_path / name):
+        fail()
+    assert (tmp_path / name).exists() == stays
+
+
 def test_room_is_tried_and_given_back(tmp_path: Path) -> None:
     require_room(tmp_path, 1 << 20)
     require_room(tmp_path, 0)

@@ -123,12 +123,19 @@ class PGD(Climb[ClimbState]):
     def done(self, state: ClimbState) -> Tensor:
         return state.step >= (self.steps if state.end is None else state.end)
 
+    def reach(self, threat: Threat) -> float:
+        return self._size(threat) * (self.steps + 1) / 2 if self.decay else self._size(threat) * self.steps
+
     def loss(self, logits_adv: Tensor, state: ClimbState) -> Tensor:
         return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
 
     def _step_length(self, state: ClimbState, threat: Threat) -> Tensor | float:
-        size = self.step_size or (self.relative_step or self._default_step) * threat.eps
+        size = self._size(threat)
         return size * (1 - state.step / self.steps) if self.decay else size
+
+    def _size(self, threat: Threat) -> float:
+        """Of the first step."""
+        return self.step_size or (self.relative_step or self._default_step) * threat.eps
 
     @property
     def _default_step(self) -> float:

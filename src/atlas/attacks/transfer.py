@@ -54,6 +54,9 @@ class Transfer(Attack[TransferState]):
     def steps(self) -> int:  # type: ignore[override]
         return self.attack.steps
 
+    def reach(self, threat: Threat) -> float:
+        return self.attack.reach(threat)
+
     def attempts(self, num_classes: int) -> int:
         return len(self.surrogates) * self.attack.attempts(num_classes)
 

@@ -20,7 +20,7 @@ from atlas.disk import locked
 from atlas.errors import UsageError
 from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
-from atlas.evaluation.flags import Flag, after
+from atlas.evaluation.flags import Flag, after, before
 from atlas.evaluation.folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
@@ -101,9 +101,10 @@ class Evaluation:
         check_threat(self.plan.threat)
         files = [slug(label) for label in self.plan.attacks]
         if not files:
-            hint = f"{', '.join(self.plan.left_out)} needs surrogate models (surrogates=..., --surrogate RUN)"
-            more = hint if self.plan.left_out else "choose a suite or give attacks"
-            raise UsageError(f"there is no attack to run; {more}")
+            why = [f"{label} {reason}" for label, reason in self.plan.left_out.items()]
+            raise UsageError(
+                f"there is no attack to run; {'; '.join(why) or 'choose a suite or give attacks'}"
+            )
         labels = list(self.plan.attacks)
         if len(set(files)) < len(files):
             raise UsageError(f"labels {labels} would share files; wanted different letters or digits")
@@ -132,8 +133,8 @@ class Evaluation:
         if folder is not None:
             place = EvaluationFolder(shard.folder(folder) if shard else folder)
         display = Display(shown=progress, watched=place if shard else None)
-        for label in self.plan.left_out:
-            display.say(f"{label} is left out: it needs surrogate models (surrogates=..., --surrogate RUN)")
+        for label, reason in self.plan.left_out.items():
+            display.say(f"{label} is left out: it {reason}")
         with ExitStack() as stack:
             stack.enter_context(display.bars)
             stack.enter_context(locked(place.path) if place else nullcontext())
@@ -141,7 +142,7 @@ class Evaluation:
             stack.enter_context(arranged(self.model, self.data.pixels(slice(0, 1))))
             requests = stack.enter_context(caught_signals() if place else nullcontext(Requests()))
             if place:
-                place.claim(self.about)
+                place.check(self.about)
             return _Work(self, place, display, requests, place.times() if place else {}).run(shard)
 
 
@@ -162,6 +163,7 @@ class _Work:
         subject = Subject.of(task.model, images, plan, task.batch_size, self.requests)
         right = subject.logits.argmax(1).eq(subject.y).cpu()
         if self.place:
+            self.place.claim(task.about)
             clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
             known = self.place.answers(clean, random=plan.eot > 1)
             if (gradients := _gradients(subject)) is not None:
@@ -170,6 +172,7 @@ class _Work:
         flags = [] if shard else self._probed(subject)
         results = self._attacked(subject, images.ids, right)
         if shard is None:
+            flags += before(plan.attacks, plan.threat)
             flags += after([result.record() for result in results.values()])
         report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds)
         if self.place and shard is None:

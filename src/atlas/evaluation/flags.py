@@ -1,17 +1,21 @@
 """Honesty checks: named flags that say why a number may be better than the model.
 
-`atlas.evaluation.probes` raises flags before an evaluation, from a few passes of the model; `after` raises
-them from what the attacks found. A fatal flag means that the accuracy must not be given as a plain number.
+`atlas.evaluation.probes` raises flags before an evaluation, from a few passes of the model; `before` from the
+attacks' settings; `after` from what they found. A fatal flag means that the accuracy must not be given as a
+plain number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
 import torch
 from torch import Tensor
+
+from atlas.attacks import Attack
+from atlas.threat import Threat
 
 MEANINGS = {
     "probabilities": "attacks want logits: a softmax hides gradients that are too small for floats, so "
@@ -32,6 +36,8 @@ MEANINGS = {
     "gradients",
     "black-box-stronger": "who sees the gradients can do all that a black box attack does; that they find "
     "less is a sign of masked gradients or of too small a budget, and the worst case is likely lower still",
+    "short-reach": "most of the ball is out of its reach, and what it leaves says little of the rest; steps "
+    "made for another radius or norm? With relative_step they would follow eps",
     "still-gaining": "the search had not come to its end; more steps or restarts are likely to fool more",
 }
 """What each flag means."""
@@ -102,6 +108,15 @@ def after(records: Sequence[Record]) -> list[Flag]:
     """The flags that the outcomes of all attacks of an evaluation raise."""
     checks = (_non_finite, _black_box_stronger, _one_step, _still_gaining)
     return [flag for check in checks for flag in check(records)] if records else []
+
+
+def before(attacks: Mapping[str, Attack], threat: Threat) -> list[Flag]:
+    """The flags that attacks raise by their settings alone."""
+    short = {label: attack.reach(threat) for label, attack in attacks.items() if attack.falls_short(threat)}
+    return [
+        raised("short-reach", f"the steps of {label} go {reach:.3g} in all, and eps is {threat.eps:.3g}")
+        for label, reach in short.items()
+    ]
 
 
 def noticeable(count: int, n: int) -> bool:

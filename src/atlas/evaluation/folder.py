@@ -26,7 +26,7 @@ from torch import Tensor
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import differences
 from atlas.data import npz
-from atlas.disk import PART, write_atomic
+from atlas.disk import PART, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
 CONFIG, PROGRESS = "config.json", "progress.json"
@@ -42,14 +42,24 @@ class EvaluationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def claim(self, about: Mapping[str, Any]) -> None:
-        """Take the folder for this evaluation; one that holds another is refused."""
-        path, wanted = self.path / CONFIG, json.loads(json.dumps(about))
-        if not path.exists():
-            write_atomic(path, (json.dumps(wanted, indent=2, sort_keys=True) + "\n").encode())
-        elif found := differences(self.about(), wanted):
+    def check(self, about: Mapping[str, Any]) -> None:
+        """Refuse a folder that holds something else than this evaluation."""
+        if not (self.path / CONFIG).exists():
+            refuse_strangers(self.path)
+            return
+        known = self.about()
+        if "attacks" not in known:
+            raise UsageError(f"{self.path} is the folder of a run; choose another for the evaluation")
+        if found := differences(known, json.loads(json.dumps(about))):
             what = "; ".join(found)
             raise UsageError(f"{self.path} holds another evaluation: {what}; choose another folder")
+
+    def claim(self, about: Mapping[str, Any]) -> None:
+        """Take the folder for this evaluation."""
+        self.check(about)
+        if not (self.path / CONFIG).exists():
+            text = json.dumps(about, indent=2, sort_keys=True) + "\n"
+            write_atomic(self.path / CONFIG, text.encode())
 
     def about(self) -> dict[str, Any]:
         """Of which evaluation the folder is."""

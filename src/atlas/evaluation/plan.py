@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -33,8 +33,8 @@ class Plan:
     attack_dtype: str = "float32"
     eot: int = 1
     """Looks at an image whose mean is taken for the model's answer."""
-    left_out: tuple[str, ...] = ()
-    """Attacks of the suite that need surrogates, where none were given."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Attacks of the suite that cannot run, each with the reason."""
 
     def table(self) -> dict[str, Any]:
         return {
@@ -81,8 +81,17 @@ def planned(
     """
     chosen = suite(name, data)
     tables = _only(chosen.attacks, only)
-    left_out = tuple(k for k, t in tables.items() if t["name"] == TRANSFER and not surrogates)
-    attacks = {k: build_attack(t, surrogates) for k, t in tables.items() if k not in left_out}
+    attacks: dict[str, Attack] = {}
+    left_out: dict[str, str] = {}
+    for label, table in tables.items():
+        if table["name"] == TRANSFER and not surrogates:
+            left_out[label] = "needs surrogate models (surrogates=..., --surrogate RUN)"
+            continue
+        attack = build_attack(table, surrogates)
+        if only or isinstance(threat, attack.threats):
+            attacks[label] = attack
+        else:
+            left_out[label] = f"is not defined for {threat}"
     return Plan(threat, attacks, chosen.standing and not alone, left_out=left_out, **rest)
 
 

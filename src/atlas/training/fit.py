@@ -93,6 +93,7 @@ def fit(
             place.check_config(table, allow_changes)
         _start_alike(model, ranks)
         trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests, ranks)
+        _warn_of_short_reach(trainer)
         seen = {"data": images.fingerprint(), "validation": held_out.fingerprint()}
         keeper = Keeper(trainer, place, {**(about or {}), **seen})
         keeper.require_room()
@@ -108,6 +109,19 @@ def _check_shares(ranks: Ranks, training: Training, held_out: Images) -> None:
             f"{ranks.size} processes share batches of {training.batch_size} and {len(held_out)} validation "
             f"images; wanted batches of {2 * ranks.size} or more and an image to validate each: start fewer"
         )
+
+
+def _warn_of_short_reach(trainer: Trainer) -> None:
+    """Steps in pixels, as a preset has them, are too short for a larger ball or for one in another norm."""
+    threat, attacks = trainer.threat, {"method.attack": trainer.base_method.attack}
+    for name, attack in (
+        attacks | {"training.validation.attack": trainer.training.validation.attack}
+    ).items():
+        if attack is not None and attack.falls_short(threat):
+            trainer.display.warn(
+                f"the steps of {name} go {attack.reach(threat):.3g} in all, and eps is {threat.eps:.3g}: "
+                "most of the ball is out of its reach. Set a larger step_size, or relative_step in its place"
+            )
 
 
 def _start_alike(model: nn.Module, ranks: Ranks) -> None:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import Table, differences, fingerprint
-from atlas.disk import require_room, write_atomic
+from atlas.disk import refuse_strangers, require_room, write_atomic
 from atlas.errors import CheckpointError, DamagedError, UsageError
 
 
@@ -49,6 +49,9 @@ class RunFolder:
 
     def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
         """Refuse another configuration than the one that is there, unless changes are allowed."""
+        if not self.config.exists() and not self.begun:
+            refuse_strangers(self.path, [self.metrics.name, self.timing.name])
+            return
         found = differences(self.read_config(), table) if self.config.exists() else []
         if found and not allow_changes:
             raise UsageError(

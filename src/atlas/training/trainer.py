@@ -70,6 +70,8 @@ class Trainer:
         """Parts that somebody has put into eval mode, such as a BatchNorm whose statistics are to stay."""
         self.num_batches = num_batches(len(images), training.batch_size)
         self.at = Progress()
+        self.dead = False
+        """Whether it was said that the model answers alike whatever it sees."""
         self.began = time.monotonic()
 
     @classmethod
@@ -257,6 +259,12 @@ class Trainer:
             self.learner.keep_best()
         self.log.add(record)
         self.display.epoch(record, self.accuracy, self.note_time("epoch done"))
+        if record["jacobian"] == 0 and not self.dead:
+            self.dead = True
+            self.display.warn(
+                "||J||^2 is 0: the model answers alike whatever it sees, and is not likely to learn again. "
+                "Try a smaller learning rate, or let eps grow more slowly (training.schedule.ramp_epochs)"
+            )
         at.next_epoch()
         at.ended = at.guide.finished(epoch, self.schedule)
         if collapse:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, lanes
+from atlas.attacks import FGSM, PGD, RayS, lanes
 from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED
 from atlas.checkpoint import load_tensors
 from atlas.data import Images
@@ -213,6 +213,22 @@ def test_another_evaluation_in_the_folder_is_refused(change: Any, images: Images
         run(images, other, folder=tmp_path)
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {k: v for k, v in after.items() if k != "lock"} == {k: v for k, v in before.items() if k != "lock"}
+
+
+def test_what_cannot_be_attacked_leaves_no_folder(images: Images, tmp_path: Path) -> None:
+    folder = tmp_path / "new"
+    with pytest.raises(UsageError, match="is defined for Linf"):
+        evaluate(net(), images, L2(1.0), attacks={"RayS": RayS()}, folder=folder)
+    assert not folder.exists()
+
+
+def test_a_run_or_somebody_else_s_folder_is_refused(images: Images, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"config": {}, "hash": ""}')
+    with pytest.raises(UsageError, match="is the folder of a run; choose another for the evaluation"):
+        run(images, folder=tmp_path)
+    (tmp_path / "config.json").rename(tmp_path / "thesis.tex")
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\); choose a new or an empty one"):
+        run(images, folder=tmp_path)
 
 
 def test_another_function_of_the_same_name_is_not_taken_for_the_first(images: Images, tmp_path: Path) -> None:

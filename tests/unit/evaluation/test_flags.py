@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from atlas.attacks import ATTACKS, FGSM, PGD, Attack, lanes
+from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Transfer, lanes
 from atlas.attacks.frozen import Model
 from atlas.data import load
-from atlas.evaluation.flags import MEANINGS, Flag, Record, after
+from atlas.evaluation.flags import MEANINGS, Flag, Record, after, before
 from atlas.models import build
 from atlas.rng import Rng
-from atlas.threat import Linf
+from atlas.threat import L2, Linf, Threat
 
 WONG = Path(__file__).parents[4] / "shared" / "models" / "wong_mnist_fgsm.safetensors"
 N = 400
@@ -183,6 +183,39 @@ def test_real_attacks_on_an_honest_model_raise_nothing() -> None:
     records = run(*linear(), attacks, eps=0.05)
     assert 100 < int(records[-1].fooled.sum()) < 290
     assert after(records) == []
+
+
+@pytest.mark.parametrize("threat", [Linf(0.3), L2(2.0)], ids=str)
+@pytest.mark.parametrize("decay", [False, True])
+def test_how_far_steps_go_in_all(threat: Threat, decay: bool) -> None:
+    """Up a slope that is the same everywhere, each step adds its whole length."""
+    weight = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+    def slope(images: Tensor) -> Tensor:
+        up = (images * weight).sum((1, 2, 3))
+        return torch.stack([1000 - up, up], 1)
+
+    attack = PGD(steps=5, step_size=0.02, start_at="clean", decay=decay, objective="margin")
+    x, y = torch.full((3, 1, 8, 8), 0.5), torch.zeros(3, dtype=torch.int64)
+    gone = threat.distance(attack(slope, x, y, threat), x)
+    assert torch.allclose(gone, torch.full((3,), attack.reach(threat)))
+
+
+def test_steps_for_another_ball_raise_short_reach() -> None:
+    """PGD-20 of the paper's MNIST goes 0.2: enough for its eps of 0.3, and not for an L2 ball of 2."""
+    weak = PGD(steps=20, step_size=0.01)
+    attacks: dict[str, Attack] = {
+        "PGD-20": weak,
+        "PGD": PGD(steps=20),
+        "FGSM": FGSM(),
+        "black box": Transfer((torch.nn.Identity(),), weak),
+        "Square": ATTACKS["square"](),
+    }
+    assert before(attacks, Linf(0.3)) == []
+    flags = before(attacks, L2(2.0))
+    assert names(flags) == ["short-reach", "short-reach"]
+    assert flags[0].message.startswith("the steps of PGD-20 go 0.2 in all, and eps is 2: most of the ball")
+    assert not any(flag.fatal for flag in flags)
 
 
 def test_real_attacks_on_a_masked_model_raise_one_step() -> None:

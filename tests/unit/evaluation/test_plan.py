@@ -22,7 +22,7 @@ from atlas.attacks import (
 )
 from atlas.errors import UsageError
 from atlas.evaluation.plan import planned
-from atlas.threat import Linf
+from atlas.threat import L2, Linf
 
 
 def model(x: Tensor) -> Tensor:
@@ -74,8 +74,15 @@ def test_every_suite_can_be_built(name: str) -> None:
 
 def test_the_black_box_needs_surrogates() -> None:
     plan = planned(THREAT, "paper", "mnist")
-    assert plan.left_out == ("black box",)
+    assert list(plan.left_out) == ["black box"]
     assert list(plan.attacks) == ["PGD-20", "PGD-1000", "Un-T 20x50", "Multi-T 20x50"]
+
+
+def test_what_is_not_defined_for_the_threat_is_left_out_of_a_suite_and_refused_by_name() -> None:
+    plan = planned(L2(1.0), "full", "mnist")
+    assert plan.left_out["RayS"] == "is not defined for L2(eps=1.0)"
+    assert "RayS" not in plan.attacks
+    assert "RayS" in planned(L2(1.0), "full", "mnist", only=["rays"]).attacks
 
 
 def test_attacks_by_label_or_name_from_a_suite_or_beside_it() -> None:

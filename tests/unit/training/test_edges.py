@@ -259,3 +259,27 @@ def test_a_number_is_no_threat() -> None:
 
 def test_a_trained_model_is_ready_to_be_asked() -> None:
     assert not trained(net(), *images()).model.training
+
+
+def test_steps_that_are_too_short_for_the_ball_are_told_of() -> None:
+    """As those of a preset for L-inf are in L2: nothing that they leave would be robust."""
+    method = Atlas(alpha=1e-3, beta=0.5, attack=atlas.attacks.PGD(steps=3, step_size=0.01))
+    told = r"the steps of method.attack go 0.03 in all, and eps is 2: most of the ball is out of its reach"
+    with pytest.warns(UserWarning, match=told):
+        fit(net(), images(), method, threat=atlas.L2(2.0), training=TRAINING, progress=False)
+
+
+def test_a_model_that_answers_alike_whatever_it_sees_is_told_of_once() -> None:
+    model = net()
+    with torch.no_grad():
+        model[2].bias.fill_(-100)  # type: ignore[union-attr]  # no ReLU lets anything through
+    with pytest.warns(UserWarning, match="answers alike whatever it sees") as told:
+        trained(model, *images())
+    assert len(told) == 1
+
+
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("mine")
+    with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\); choose a new or an empty one"):
+        trained(net(), *images(), folder=tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "lock"}
