@@ -16,6 +16,8 @@ from atlas.terminal import one_line
 
 PART = ".part"
 """The ending of a file that is being written."""
+ORIGIN = "origin.json"
+"""Command and commit, which `atlas reproduce` writes into a folder before all else."""
 _CHUNK = 1 << 20
 _HELD: set[Path] = set()
 """Folders in which this process works alone."""
@@ -128,7 +130,9 @@ def locked(folder: Path) -> Iterator[None]:
 def refuse_strangers(folder: Path, ours: Collection[str] = ()) -> None:
     """Refuse to begin in a folder with files that are not `ours`, among which ours would be lost."""
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
-    if strangers := [name for name in files if not name.startswith(".") and name not in ("lock", *ours)]:
+    if strangers := [
+        name for name in files if not name.startswith(".") and name not in ("lock", ORIGIN, *ours)
+    ]:
         more = ", ..." if len(strangers) > 3 else ""
         raise UsageError(
             f"{folder} holds other files ({', '.join(strangers[:3])}{more}); choose a new or an empty one"

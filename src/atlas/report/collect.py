@@ -11,15 +11,13 @@ from typing import Any
 
 from torch import nn
 
+from atlas.disk import ORIGIN
 from atlas.errors import CheckpointError, UsageError
 from atlas.evaluation import Report
 from atlas.models import source
 from atlas.report.evaluations import evaluations_of
 from atlas.training import RunConfig, load_model
 from atlas.training.folder import RunFolder
-
-ORIGIN = "origin.json"
-"""Command and commit, which `atlas reproduce` writes."""
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ from typing import Any
 
 from atlas import __version__
 from atlas.config import fingerprint
-from atlas.disk import in_use, write_atomic
+from atlas.disk import ORIGIN, in_use, write_atomic
 from atlas.errors import AtlasError, LockError
-from atlas.report.collect import ORIGIN
 from atlas.reproduce.order import Run, meaning
 from atlas.training import load_config
 from atlas.training.folder import RunFolder
