@@ -16,6 +16,8 @@ for method in "${methods[@]}"; do
   )
   case $method in
     jac) space+=(--range method.alpha=5e-3..50:log) ;;
+    # From next to x its twenty steps of 0.01 never see the outer third of the ball: it starts where the others do.
+    trades-20) space+=(--range method.beta=0.1..10:log --set method.attack.start_at=uniform) ;;
     trades-*) space+=(--range method.beta=0.1..10:log) ;;
     atlas-*) space+=(--range method.alpha=1e-7..1e-3:log --range method.beta=0.03..3:log) ;;
   esac
