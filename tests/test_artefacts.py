@@ -31,6 +31,8 @@ ARTEFACTS = {
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 FIGURES = {"loss-curves-cpu", "collapse-cpu"}
 """Those whose table is none of cells."""
+TABLES = {"paired", "paired-multi-step", "summary"}
+"""Those on the page beside the table of cells."""
 everywhere = pytest.mark.parametrize("folder", ARTEFACTS)
 Line = list[str]
 
@@ -73,7 +75,7 @@ def expected(table: dict[str, Any], columns: list[str]) -> Iterator[Line]:
             about = [row["label"], row["network"]] if name == "paper" else ["", ""]
             if name == "paper" or set(line) != {"-"}:
                 yield [*about, name, *line]
-    for part in (part for name, part in table["tables"].items() if name in ("paired", "summary")):
+    for part in (part for name, part in table["tables"].items() if name in TABLES):
         for row in part["rows"]:
             yield [cell if isinstance(cell, str) else with_interval(cell) for cell in row]
 

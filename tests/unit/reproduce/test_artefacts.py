@@ -106,13 +106,16 @@ def test_every_cell_of_table_1_is_what_the_evaluations_hold(
     assert len(verdicts) > 6, "not one number for all cells"
 
 
+@pytest.mark.parametrize(
+    ("part", "words", "steps"), [("paired", "one", 1), ("paired-multi-step", "twenty", 20)]
+)
 def test_the_paired_tests_of_table_1(
-    smoke: Smoke, workspace: Path, runs_by_hash: Callable[[str], Path]
+    part: str, words: str, steps: int, smoke: Smoke, workspace: Path, runs_by_hash: Callable[[str], Path]
 ) -> None:
     whole = smoke("table1-mnist")
     columns = {r["key"]: counted(workspace, runs_by_hash(r["runs"][0]["config_hash"])) for r in whole["rows"]}
-    lines = whole["tables"]["paired"]["rows"]
-    against = {"one-step ADV": "adv-1", "one-step TRADES": "trades-1"}
+    lines = whole["tables"][part]["rows"]
+    against = {f"{words}-step ADV": f"adv-{steps}", f"{words}-step TRADES": f"trades-{steps}"}
     assert {(line[0], line[1]) for line in lines} == {
         (attack, other)
         for attack in ("PGD-1000", "Un-T", "Multi-T", "AutoAttack", "worst case")
@@ -120,7 +123,7 @@ def test_the_paired_tests_of_table_1(
     }
     for attack, other, _, n, only_a, only_b, difference, p in lines:
         key = attack.lower().replace(" ", "-")
-        a, b = (columns[row][key][1] for row in ("atlas-1", against[other]))
+        a, b = (columns[row][key][1] for row in (f"atlas-{steps}", against[other]))
         assert (int(n), int(only_a), int(only_b)) == (len(a), (a & ~b).sum(), (b & ~a).sum())
         assert difference["value"] == pytest.approx(100 * (a.mean() - b.mean()))
         disagree = int(only_a) + int(only_b)

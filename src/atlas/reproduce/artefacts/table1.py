@@ -23,7 +23,10 @@ def _table1(task: str, steps: int) -> Artefact:
         rows=tuple(Row(task, preset) for preset in presets),
         columns=(CLEAN, *attacks, WORST, TIME),
         figure=dots,
-        tables={"paired": PairedTests("atlas-1", ("adv-1", "trades-1"))},
+        tables={
+            name: PairedTests(f"atlas-{k}", (f"adv-{k}", f"trades-{k}"))
+            for name, k in {"paired": 1, "paired-multi-step": steps}.items()
+        },
     )
 
 
