@@ -24,6 +24,8 @@ TABLES = {
 """What each line is of: the folders whose tables have its rows."""
 ROWS = {"adv-1": "one-step ADV", "trades-1": "one-step TRADES", "atlas-1": "one-step ATLAS"}
 ATTACK = "AutoAttack"
+LEAST_P = 1e-6
+"""Smaller ones are not told apart: of one training each they would promise too much."""
 
 
 def table() -> str:
@@ -58,7 +60,10 @@ def _accuracy(cell: dict[str, Any]) -> str:
 
 def _difference(line: list[Any] | None) -> str:
     """Of the paired test; none was made where the rows' verdicts are not in one table."""
-    return "no paired test" if line is None else f"{line[6]['value']:+.1f}, p = {line[7]['text']}"
+    if line is None:
+        return "no paired test"
+    p = f"p < {LEAST_P:.0e}" if line[7]["value"] < LEAST_P else f"p = {line[7]['text']}"
+    return f"{line[6]['value']:+.1f}, {p}"
 
 
 if __name__ == "__main__":

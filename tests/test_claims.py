@@ -72,6 +72,11 @@ def readme() -> list[str]:
     return [f"moves such a column by {low:.0f} to {high:.0f} points"]
 
 
+def epochs(run: str) -> list[dict[str, Any]]:
+    records = map(json.loads, (ROOT / "results" / run / "metrics.jsonl").read_text().splitlines())
+    return [record for record in records if record["kind"] == "epoch"]
+
+
 def mnist() -> list[str]:
     margin = {
         name: of_run(f"written-{name}", "margin 5x50") for name in ("atlas-1", "atlas-1-seed1", "adv-1")
@@ -82,7 +87,9 @@ def mnist() -> list[str]:
     sizes = {"adv-1": CNN, "trades-1": f"{CNN}-more", "atlas-1": CNN}
     both = {row: (under(sizes[row], row), under("table1-mnist-cpu", row)) for row in sizes}
     quick = {name: of_run(f"quick-atlas-1{name}", "PGD-1000") for name in ("", "-cnn")}
+    low, *_, high = sorted(moved_by_threads())
     return [
+        f"another number of threads, on the small data, by {low:.0f} to {high:.0f}",
         f"keeps {quick['-cnn']:.1f}% under PGD-1000, where the paper's settings leave "
         f"{under(CNN, 'atlas-1', 'PGD-1000'):.1f}%. On the small network they keep {quick['']:.1f}%, "
         f"and the paper has {paper.number('mnist', 'atlas-1', 'PGD-1000'):.2f}%",
@@ -123,6 +130,48 @@ def test_un_t_on_jac_is_another_attack_than_the_papers() -> None:
     theirs = {column: paper.number("mnist", "jac", column) or 0.0 for column in ("Un-T", "PGD-1000")}
     assert theirs["Un-T"] > 10 * theirs["PGD-1000"]
     assert under(f"{CNN}-more", "jac", "Un-T") < under(f"{CNN}-more", "jac", "PGD-1000") / 3
+
+
+def test_seeds_and_quick_settings_move_a_row_by_tens_of_points() -> None:
+    """What docs/mnist.md begins with."""
+    written, seed1 = (of_run(f"written-atlas-1{name}", "PGD-1000") for name in ("", "-seed1"))
+    assert seed1 - written > 60
+    for method in ("adv", "atlas"):
+        settings = of_run(f"quick-{method}-1", "PGD-1000") - of_run(f"written-{method}-1", "PGD-1000")
+        network = under(CNN, f"{method}-1", "PGD-1000") - under("table1-mnist-cpu", f"{method}-1", "PGD-1000")
+        assert settings > network > 20
+
+
+def test_the_search_found_nothing_better_than_it_started_from() -> None:
+    """The quick presets against the tuned ones, of ten and of thirty epochs."""
+    for method in ("adv", "trades", "atlas"):
+        quick = max(record["val_robust"] for record in epochs(f"mnist/quick-{method}-1"))
+        for version in ("tuned", "tuned-ten"):
+            folder = f"table1-mnist-cpu-{version}"
+            (run,) = (ROOT / "results" / folder / "runs").glob(f"*-{method}-1*")
+            best = max(record["val_robust"] for record in epochs(f"{folder}/runs/{run.name}"))
+            assert quick > best or method == "trades"
+            assert of_run(f"quick-{method}-1", "PGD-1000") > under(folder, f"{method}-1", "PGD-1000")
+
+
+def test_the_falls_of_the_collapse_pair() -> None:
+    """By epoch, counted from 1: validation accuracy in points, and the squared Jacobian norm."""
+    pair = {"collapse-cpu/runs/mnist-small-atlas-1-alpha0-beta1": (7, 9, 18, 43, 82)}
+    pair |= {"mnist/written-atlas-1": (11, 13, 10, 56, 96)}
+    for run, (first, last, fall, low, high) in pair.items():
+        before, after = epochs(run)[first - 1], epochs(run)[last - 1]
+        assert round(100 * (before["val_robust"] - after["val_robust"])) == fall
+        assert [round(record["jacobian"]) for record in (before, after)] == [low, high]
+
+
+def test_trades_on_cifar_is_judged_at_the_end_of_the_ramp() -> None:
+    for name in ("cifar10", "cifar100"):
+        best = {}
+        for method in ("adv", "trades", "atlas"):
+            course = epochs(f"table1-{name}-cpu/runs/{name}-{method}-1")
+            best[method] = max(course, key=lambda record: record["val_robust"])["epoch"] + 1
+        assert best["trades"] == 10
+        assert min(best["adv"], best["atlas"]) >= 17
 
 
 CLAIMS = {"README.md": readme, "docs/mnist.md": mnist, "docs/speed.md": speed}
