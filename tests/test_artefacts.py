@@ -134,14 +134,14 @@ def test_every_line_is_that_of_the_json_file(folder: str) -> None:
         assert all(cell["paper"] is cell["ours"] is None for cell in left_out), "a column with numbers"
 
 
-@everywhere
+@pytest.mark.parametrize("folder", sorted(ARTEFACTS.keys() - FIGURES))
 def test_every_number_is_counted_right(folder: str) -> None:
-    """The share of its images, the difference, and the paper's own number."""
+    """The mean over seeds of the share of its images, the difference, and the paper's own number."""
     for row in whole(folder)["rows"]:
         for column, cell in row["cells"].items():
             assert cell["paper"] == paper.number(row["task"], row["key"], column)
-            for seed in cell.get("seeds", ()):
-                assert cell["ours"] == pytest.approx(100 * seed["k"] / seed["n"])
+            if shares := [100 * seed["k"] / seed["n"] for seed in cell["seeds"]]:
+                assert cell["ours"] == pytest.approx(sum(shares) / len(shares))
             if cell["difference"] is not None:
                 assert cell["difference"] == pytest.approx(cell["ours"] - cell["paper"])
 

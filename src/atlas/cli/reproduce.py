@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markdown import Markdown
 from rich.table import Table
 
 from atlas.cli.console import Root, console, say
@@ -27,6 +27,8 @@ from atlas.training.run import checked_device
 
 WORKSPACE = Path("runs/reproduce")
 HOUR = 3600.0
+SHARED = "where every core has a process of its own (--rows)"
+"""What a time that is left takes for granted, on a CPU."""
 
 
 def reproduce(
@@ -131,7 +133,7 @@ def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
     if order.artefact.columns:
         _print(findings)
     else:
-        console.print(Markdown((folder / f"{order.artefact.name}.md").read_text()))
+        _print_summaries(findings, folder)
     for path in paths:
         say(f"  {path}")
     if findings.missing:
@@ -153,6 +155,21 @@ def _print(findings: Findings) -> None:
     console.print(table)
 
 
+def _print_summaries(findings: Findings, folder: Path) -> None:
+    """Of a figure, as written: every number in a line of its own here too."""
+    artefact = findings.order.artefact
+    written = json.loads((folder / f"{artefact.name}.json").read_text())["tables"]
+    for part in (written[name] for name in artefact.tables if name in written):
+        table = Table("", "", "", title=part["title"], box=None, pad_edge=False, show_header=False)
+        for name, *cells in part["rows"]:
+            for k, (column, cell) in enumerate(zip(part["columns"][1:], cells, strict=True)):
+                table.add_row("" if k else name, column, cell if isinstance(cell, str) else cell["text"])
+            table.add_section()
+        console.print(table)
+        for note in part["notes"]:
+            say(note)
+
+
 def _list(place: Workspace, probe: Probe) -> None:
     """All artefacts, with the hours of each scale from nothing, and one seed."""
     table = Table("artefact", "of", "what", *SCALES, box=None, pad_edge=False)
@@ -161,8 +178,9 @@ def _list(place: Workspace, probe: Probe) -> None:
         table.add_row(artefact.name, artefact.of, artefact.about, *(_hours(cost) for cost in costs))
     console.print(table)
     say(
-        "The last columns are hours on this machine at each scale, from nothing and for one seed: estimates, "
-        f"from the times of single steps ({probe.path}). Artefacts share runs: all cost less than their sum."
+        f"The last columns are hours on this machine at each scale, from nothing and for one seed, {SHARED}: "
+        f"estimates, from the times of single steps ({probe.path}). Artefacts share runs: all cost less than "
+        "their sum."
     )
 
 
@@ -175,7 +193,7 @@ def _outlook(jobs: list[Job]) -> None:
         table.add_row(job.what, job.run.name, state, _hours(job.training), done, left, _hours(job.attacks))
     console.print(table)
     total = sum(job.training + job.attacks for job in jobs)
-    say(f"{_hours(total)} left in all on this machine: an estimate, from the times of single steps")
+    say(f"{_hours(total)} left in all on this machine, {SHARED}: an estimate, from the times of single steps")
 
 
 def _hours(seconds: float) -> str:

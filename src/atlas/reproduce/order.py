@@ -104,7 +104,7 @@ class Order:
         if self.seeds > 1 and not self.artefact.columns:
             raise UsageError(f"{self.artefact.name} shows one seed; leave --seeds out")
         if not self.of_mnist and (self.network or self.version != "written"):
-            raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} is of other data")
+            raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} has other data")
         for pattern in self.only:
             if not any(fnmatchcase(row.key, pattern) for row in self.scaled_rows):
                 keys = ", ".join(row.key for row in self.scaled_rows)

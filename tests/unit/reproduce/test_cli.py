@@ -99,6 +99,25 @@ def test_an_outlook_tells_finished_from_not_begun(
     assert "left in all" in lines[-1]
 
 
+def test_a_figure_is_told_in_numbers_that_fit_a_terminal(
+    smoke: Smoke,
+    atlas: Atlas,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    summary = smoke("collapse")["tables"]["summary"]
+    monkeypatch.setattr("atlas.cli.console.console.width", 80)
+    capsys.readouterr()
+    words = ("reproduce", "collapse", "--scale", "smoke", "--workspace", workspace, "--finished")
+    assert atlas(*words) == 0
+    text = capsys.readouterr().out
+    assert "…" not in text
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for column, cell in zip(summary["columns"][4:], summary["rows"][0][4:], strict=True):
+        assert f"{column} {cell if isinstance(cell, str) else cell['text']}" in lines
+
+
 def test_several_seeds(smoke: Smoke, workspace: Path) -> None:
     whole = smoke("jac-sweep", "--seeds", "2", "--rows", "cifar10-*")
     rows = [row for row in whole["rows"] if row["task"] == "cifar10"]

@@ -149,7 +149,7 @@ def test_rows_by_key_and_pattern() -> None:
         ("table1-mnist", {"seeds": 0}, "seeds is 0; wanted 1 to 10"),
         ("table1-mnist", {"seeds": 11}, "wanted 1 to 10"),
         ("table1-mnist", {"network": "wrn-28-8"}, "network is 'wrn-28-8'; wanted one of cnn, cnn-small"),
-        ("table1-cifar10", {"network": "cnn"}, "for MNIST; table1-cifar10 is of other data"),
+        ("table1-cifar10", {"network": "cnn"}, "for MNIST; table1-cifar10 has other data"),
         ("tradesjac", {"version": "tuned"}, "for MNIST"),
         ("collapse", {"version": "tuned"}, "for MNIST"),
         ("collapse", {"seeds": 2}, "collapse shows one seed"),

@@ -26,7 +26,7 @@ MNIST_COLLAPSED = {"method.alpha": 0.0, "method.beta": 1.0, "method.attack.clip_
 
 SEEN = "collapse seen"
 HEADS = (
-    *("", "alpha", "beta", "epochs", "best validation robust", "last validation robust"),
+    *("", "alpha", "beta", "epochs", "best validation robust", "lowest after it", "last"),
     *("J² at the best", "J² largest after it", "clean at the best", "clean at the end", SEEN),
 )
 
@@ -58,7 +58,8 @@ def _line(findings: Findings, row: Row) -> TableRow:
         return [*what, course.lacks, *["-"] * (len(HEADS) - 4)]
     epochs = course.epochs
     after = epochs[best:]
-    numbers = [epochs[best]["val_robust"], epochs[-1]["val_robust"]]
+    robust = [epoch["val_robust"] for epoch in after]
+    numbers = [robust[0], min(robust), robust[-1]]
     clean = [epochs[best]["val_clean"], epochs[-1]["val_clean"]]
     jacobians = [epochs[best]["jacobian"], max(epoch["jacobian"] for epoch in after)]
     seen = ", ".join(f"epoch {epoch + 1}" for epoch in course.collapses) or "no"
