@@ -1,7 +1,7 @@
-"""Set AutoAttack on a published model beside the original; docs/evaluation.md is made with it.
+"""Keep evaluations, and set AutoAttack on a published model beside the original in docs/evaluation.md.
 
-python scripts/evaluation_results.py keep EVALUATION    # copies its small files to results/evaluation/
-python scripts/evaluation_results.py table              # puts the table into docs/evaluation.md
+python scripts/evaluation_results.py keep EVALUATION NAME    # its small files to results/evaluation/NAME
+python scripts/evaluation_results.py table                   # the table into docs/evaluation.md
 """
 
 from __future__ import annotations
@@ -10,20 +10,26 @@ import argparse
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation.load import load_report
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "evaluation" / "wong-autoattack", ROOT / "docs" / "evaluation.md"
+KEPT, PAGE = ROOT / "results" / "evaluation", ROOT / "docs" / "evaluation.md"
+RESULTS = KEPT / "wong-autoattack"
 MARKERS = markers_of("wong")
 ORIGINAL = {"clean": 98.3, "APGD-CE": 84.7, "APGD-T": 83.0, "FAB-T": 82.9, "Square": 80.1}
 """What the original AutoAttack leaves of the same images of the same model, in percent."""
 
 
-def keep(evaluation: Path) -> None:
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for path in [*evaluation.glob("*.json"), *evaluation.glob("*.npz"), evaluation / "timing.jsonl"]:
-        shutil.copy(path, RESULTS / path.name)
+def keep(evaluation: Path, name: str) -> None:
+    (KEPT / name).mkdir(parents=True, exist_ok=True)
+    for path in [*evaluation.glob("*.json"), evaluation / "timing.jsonl"]:
+        shutil.copy(path, KEPT / name)
+    for path in [evaluation / "clean.npz", *evaluation.glob("attack-*.npz")]:
+        with np.load(path) as arrays:
+            np.savez_compressed(KEPT / name / path.name, **arrays)
 
 
 def table() -> str:
@@ -40,11 +46,14 @@ def table() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["keep", "table"])
-    parser.add_argument("evaluation", nargs="?", type=Path)
+    tasks = parser.add_subparsers(dest="what", required=True)
+    kept = tasks.add_parser("keep")
+    kept.add_argument("evaluation", type=Path)
+    kept.add_argument("name")
+    tasks.add_parser("table")
     arguments = parser.parse_args()
     if arguments.what == "keep":
-        keep(arguments.evaluation)
+        keep(arguments.evaluation, arguments.name)
     else:
         put_between_markers(PAGE, table(), *MARKERS)
 

@@ -21,6 +21,10 @@ OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 
 
+def test_results_stay_small() -> None:
+    assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 10_000_000
+
+
 def test_the_demo_in_readme() -> None:
     rows = [
         Row(
