@@ -25,6 +25,7 @@ TABLES = {
     "CIFAR-10, small": (["table1-cifar10-cpu"], 1),
     "CIFAR-100, small": (["table1-cifar100-cpu"], 1),
     "MNIST, `cnn-small`, twenty-step": (["table1-mnist-cpu"], 20),
+    "MNIST, `cnn-small`, twenty-step, tuned, 30 epochs": (["table1-mnist-cpu-tuned-twenty"], 20),
 }
 """What each line is of: the folders whose tables have its rows, and the steps of their adversaries."""
 QUICK = "MNIST, `cnn-small`, quick settings, 15 epochs"

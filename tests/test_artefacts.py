@@ -20,6 +20,7 @@ ARTEFACTS = {
     f"table1-mnist-cpu-cnn-{LOWER}-more": ("docs/mnist.md", "table1-cnn-more"),
     "table1-mnist-cpu-tuned": ("docs/mnist.md", "table1-tuned"),
     "table1-mnist-cpu-tuned-ten": ("docs/mnist.md", "table1-tuned-ten"),
+    "table1-mnist-cpu-tuned-twenty": ("docs/mnist.md", "table1-tuned-twenty"),
     "loss-curves-cpu": ("docs/mnist.md", "loss-curves"),
     "collapse-cpu": ("docs/mnist.md", "collapse"),
     "table1-cifar10-cpu": ("docs/cifar.md", "table1-cifar10"),

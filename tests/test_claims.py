@@ -173,6 +173,24 @@ def test_the_search_found_nothing_better_than_it_started_from() -> None:
             assert of_run(f"quick-{method}-1", "PGD-1000") > under(folder, f"{method}-1", "PGD-1000")
 
 
+def test_the_order_of_the_tuned_twenty_step_rows() -> None:
+    """TRADES, ATLAS, ADV; TRADES near the paper under its PGD attacks, all above the other tables' rows."""
+    folder = "table1-mnist-cpu-tuned-twenty"
+    for column in ("PGD-1000", "Un-T", "Multi-T", "AutoAttack"):
+        adv, trades, atlas = (under(folder, f"{method}-20", column) for method in METHODS)
+        assert trades > atlas > adv
+        written = max(under("table1-mnist-cpu", f"{method}-20", column) for method in METHODS)
+        assert adv > written
+    for column in ("PGD-20", "PGD-1000"):
+        assert under(folder, "trades-20", column) > (paper.number("mnist", "trades-20", column) or 0) - 1
+    lines = read(f"{folder}/table1-mnist.json")["tables"]["paired-multi-step"]["rows"]
+    chances = sorted(line[7]["value"] for line in lines)
+    assert len(chances) >= 8
+    assert all(p * (len(chances) - k) < 0.05 for k, p in enumerate(chances)), "Holm's correction"
+    one_step = [under("table1-mnist-cpu-tuned", f"{method}-1") for method in METHODS]
+    assert under(folder, "adv-20") > max(one_step)
+
+
 def test_the_falls_of_the_collapse_pair() -> None:
     """By epoch, counted from 1: validation accuracy in points, and the squared Jacobian norm."""
     pair = {"collapse-cpu/runs/mnist-small-atlas-1-alpha0-beta1": (7, 9, 18, 43, 82)}
