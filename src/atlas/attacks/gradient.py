@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,11 +21,33 @@ def input_gradient(
     model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     """f(x_adv) [B, C], and the gradient of objective(f(x_adv)) [B] with respect to x_adv; both finite."""
+    logits, gradient = _input_gradient(model, x_adv, objective)
+    return logits, finite(gradient)
+
+
+def input_gradients(
+    model: Model, x: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor], batch_size: int
+) -> Tensor:
+    """The gradient of objective(f(x), y) [N] with respect to x, at most `batch_size` images at a time."""
+    gradients = []
+    for part, labels in zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True):
+        _, gradient = _input_gradient(model, part, partial(_of_labels, objective, labels))
+        gradients.append(gradient)
+    return finite(torch.cat(gradients))
+
+
+def _of_labels(objective: Callable[[Tensor, Tensor], Tensor], y: Tensor, logits: Tensor) -> Tensor:
+    return objective(logits, y)
+
+
+def _input_gradient(
+    model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     x_adv = x_adv.detach().requires_grad_()
     with torch.enable_grad():
         logits = model(x_adv)
         (gradient,) = torch.autograd.grad(objective(logits).sum(), x_adv)
-    return logits.detach(), finite(gradient)
+    return logits.detach(), gradient
 
 
 def has_gradients(model: Model, x: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, NotFinite, frozen
 from atlas.attacks.arranged import arranged
-from atlas.attacks.gradient import has_gradients, input_gradient
+from atlas.attacks.gradient import has_gradients, input_gradients
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
@@ -183,7 +183,15 @@ class _Work:
         """The flags before any attack; a fatal one is said at once, because attacks take long."""
         plan = subject.plan
         model = heeding(subject.model, self.requests)
-        flags = probe(model, subject.x, subject.y, plan.threat, rng=subject.rng, eot=plan.eot > 1)
+        flags = probe(
+            model,
+            subject.x,
+            subject.y,
+            plan.threat,
+            rng=subject.rng,
+            eot=plan.eot > 1,
+            batch_size=subject.batch_size,
+        )
         for flag in flags:
             if flag.fatal:
                 self.display.say(f"the result will be invalid: {flag.name}: {flag.message}", style="bold red")
@@ -239,6 +247,6 @@ def _gradients(subject: Subject) -> Tensor | None:
     if not has_gradients(subject.model, x[:1]):
         return None
     with suppress(NotFinite):
-        one, two = (input_gradient(subject.model, x, lambda logits: margin(logits, y))[1] for _ in range(2))
+        one, two = (input_gradients(subject.model, x, y, margin, subject.batch_size) for _ in range(2))
         return None if far_apart(one, two) else one.cpu()
     return None

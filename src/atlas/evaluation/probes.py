@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import FGSM, PGD, Attack, Model, NotFinite, frozen, lanes
-from atlas.attacks.gradient import has_gradients, input_gradient
+from atlas.attacks.gradient import has_gradients, input_gradients
 from atlas.evaluation.flags import Flag, noticeable, raised
 from atlas.objectives import cross_entropy, margin
 from atlas.rng import Rng
@@ -49,38 +49,51 @@ ONE_STEP, MANY_STEPS = FGSM(objective="margin"), PGD(steps=20, objective="margin
 
 @dataclass(frozen=True)
 class _Right:
-    """A model and images [B, ...] that it gets right."""
+    """A model and images [B, ...] that it gets right, at most `batch_size` of them in memory at a time."""
 
     model: Model
     x: Tensor
     y: Tensor
     threat: Threat
     rng: Rng
+    batch_size: int
 
     def __len__(self) -> int:
         return len(self.x)
 
+    def ask(self, x: Tensor) -> Tensor:
+        return lanes.ask(self.model, x, self.batch_size)
+
     def fooled(self, attack: Attack, threat: Threat) -> int:
-        return len(self) - int(lanes.run(attack, self.model, self.x, self.y, threat, self.rng).robust.sum())
+        outcome = lanes.run(attack, self.model, self.x, self.y, threat, self.rng, batch_size=self.batch_size)
+        return len(self) - int(outcome.robust.sum())
 
 
 def probe(
-    model: Model, x: Tensor, y: Tensor, threat: Threat, *, rng: Rng | None = None, eot: bool = False
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    *,
+    rng: Rng | None = None,
+    eot: bool = False,
+    batch_size: int = PROBES,
 ) -> list[Flag]:
     """The flags that the model raises on these images before any attack.
 
-    Probed are up to 100 images that it gets right. With `eot` its randomness is averaged over and is no fatal
-    flaw. Of a model without gradients only the outputs are probed.
+    Probed are up to 100 images that it gets right, at most `batch_size` at a time. With `eot` its randomness
+    is averaged over and is no fatal flaw. Of a model without gradients only the outputs are probed.
     """
+    batch_size = min(batch_size, PROBES)
     with frozen(model):
-        logits = lanes.ask(model, x[:POOL], PROBES)
+        logits = lanes.ask(model, x[:POOL], batch_size)
         finite, answers = logits.isfinite().all(1), logits.argmax(1)
         flags = _outputs(logits[finite], int((~finite).sum()))
         which = (finite & (answers == y[:POOL])).nonzero()[:PROBES, 0]
         if not len(which):
             return flags
         rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
-        right = _Right(model, x[which], y[which], threat, rng)
+        right = _Right(model, x[which], y[which], threat, rng, batch_size)
         unsteady = _unsteady(right, eot)
         if _alike(answers) and not _alike(y[:POOL]) and not _moves(right):
             text = f"all {len(answers)} images get the same answer, and so do noise, black and white"
@@ -98,7 +111,7 @@ def _moves(right: _Right) -> bool:
     """Whether anything in the pixel box gets another answer: steps without a gradient look constant."""
     noise = right.rng.fold("noise").uniform(right.x.shape[1:], dtype=right.x.dtype)
     tried = torch.cat([noise, 1 - right.x, torch.zeros_like(right.x[:1]), torch.ones_like(right.x[:1])])
-    return not _alike(torch.cat([right.y[:1], lanes.ask(right.model, tried, PROBES).argmax(1)]))
+    return not _alike(torch.cat([right.y[:1], right.ask(tried).argmax(1)]))
 
 
 def _outputs(logits: Tensor, broken: int) -> list[Flag]:
@@ -118,13 +131,14 @@ def _outputs(logits: Tensor, broken: int) -> list[Flag]:
 @torch.no_grad()
 def _unsteady(right: _Right, eot: bool) -> list[Flag]:
     """Whether an image's outputs change from pass to pass or with its company."""
-    first, second = right.model(right.x), right.model(right.x)
+    first, second = right.ask(right.x), right.ask(right.x)
     spread = float((first.amax(1) - first.amin(1)).mean())
     moved = float((second - first).abs().amax())
     if moved > RANDOM * spread:
         text = f"a second pass moves the outputs by up to {moved:.3g}, where classes are {spread:.3g} apart"
         return [raised("random", text, fatal=not eot)]
-    for size, words in (((len(right) + 1) // 2, "half the batch"), (1, "to be asked alone")):
+    batch = min(right.batch_size, len(right))
+    for size, words in (((batch + 1) // 2, "half the batch"), (1, "to be asked alone")):
         apart = torch.cat([right.model(part) for part in torch.split(right.x, size)[:ALONE]])
         moved = float((apart - first[: len(apart)]).abs().amax())
         if moved > COMPANY * spread:
@@ -136,8 +150,10 @@ def _unsteady(right: _Right, eot: bool) -> list[Flag]:
 def _gradients(right: _Right, unsteady: bool) -> list[Flag]:
     """What the gradients are good for. Outputs that are not steady would drown small differences."""
     try:
-        _, uphill = input_gradient(right.model, right.x, lambda logits: margin(logits, right.y))
-        _, of_ce = input_gradient(right.model, right.x, lambda logits: cross_entropy(logits, right.y))
+        uphill, of_ce = (
+            input_gradients(right.model, right.x, right.y, objective, right.batch_size)
+            for objective in (margin, cross_entropy)
+        )
         flags = _zero_gradients(uphill, of_ce) + _large_eps(right)
         if unsteady or right.threat.eps == 0:
             return flags
@@ -173,13 +189,13 @@ def _large_eps(right: _Right) -> list[Flag]:
 def _not_uphill(right: _Right, gradient: Tensor) -> list[Flag]:
     """Steps along the gradient have to raise the margin, and by more than random steps do."""
     x, y, n = right.x, right.y, len(right)
-    logits = right.model(x)
+    logits = right.ask(x)
     noise = FLOAT_NOISE * logits.abs().amax(1)
 
     def rise(direction: Tensor, length: float) -> Tensor:
         ball = right.threat.at(length * right.threat.eps)
         moved = ball.project(ball.ascend(x, direction, ball.eps), x)
-        return margin(right.model(moved), y) - margin(logits, y)
+        return margin(right.ask(moved), y) - margin(logits, y)
 
     up = (gradient.flatten(1) == 0).all(1)  # these are another flag's
     directions = [right.rng.fold("chance", k).normal(x.shape[1:], x.dtype) for k in range(CHANCES)]

@@ -359,3 +359,10 @@ def test_wrong_wishes_are_refused(options: Any, words: str, images: Images) -> N
 
 def test_codes_of_verdicts_differ() -> None:
     assert len({CLEAN, SURVIVED, BROKEN, SKIPPED}) == 4
+
+
+def test_no_batch_is_larger_than_batch_size(images: Images, tmp_path: Path) -> None:
+    model, sizes = net(), list[int]()
+    model.register_forward_pre_hook(lambda _, x: sizes.append(len(x[0])))
+    run(images, model, batch_size=5, folder=tmp_path)
+    assert max(sizes) == 5

@@ -211,3 +211,31 @@ def test_the_model_and_the_global_random_state_are_as_before(images: Any) -> Non
     assert all(m.training for m in model.modules())
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@each_threat
+def test_no_batch_is_larger_than_asked_for(
+    threat: Threat, images: tuple[Tensor, Tensor], natural: nn.Module
+) -> None:
+    """Whoever evaluates large images in small batches has memory for no more."""
+    sizes = list[int]()
+
+    def model(x: Tensor) -> Tensor:
+        sizes.append(len(x))
+        return natural(x)  # type: ignore[no-any-return]
+
+    whole = probe(model, *images, threat)
+    assert max(sizes) == 100
+    sizes.clear()
+    assert names(probe(model, *images, threat, batch_size=16)) == names(whole)
+    assert max(sizes) == 16
+
+
+@pytest.mark.parametrize("name", ["the batch's own mean", "another answer alone", "NaN gradients"])
+def test_flags_in_small_batches(name: str, natural: nn.Module, images: Any) -> None:
+    bend, wanted = BAD[name]
+    whole = probe(lambda x: bend(natural, x), *images, Linf(0.3))
+    small = probe(lambda x: bend(natural, x), *images, Linf(0.3), batch_size=7)
+    assert names(small) == names(whole) == wanted
+    if name == "NaN gradients":
+        assert [flag.message for flag in small] == [flag.message for flag in whole]
