@@ -5,8 +5,11 @@ An error says what it got, what it wanted and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -64,6 +67,18 @@ class LostWorkerError(AtlasError):
     exit_code = 8
 
 
+class OutOfMemoryError(AtlasError):
+    """The machine or the GPU has no memory left; what was saved before is intact."""
+
+    exit_code = 10
+
+
+class ModelError(AtlasError):
+    """The user's model raised an error in the middle of the work; what was saved before is intact."""
+
+    exit_code = 11
+
+
 class Interrupted(AtlasError):
     """A signal asked the work to stop; what was done so far is saved."""
 
@@ -85,3 +100,47 @@ def choose(kind: str, name: str, table: Mapping[str, T]) -> T:
     if name not in table:
         raise unknown(kind, name, table)
     return table[name]
+
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "Cannot allocate memory", "ALLOC_FAILED")
+"""What torch and the system say; on a CPU torch raises a plain RuntimeError."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, of torch or of Python, says that memory has run out."""
+    return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
+
+
+@contextmanager
+def model_errors(where: str, remedy: str) -> Iterator[None]:
+    """Turn whatever a model raises in this block into an `OutOfMemoryError` or a `ModelError`.
+
+    Args:
+        where: The place, such as "in epoch 2, step 31".
+        remedy: What to do when memory has run out, as a sentence.
+    """
+    try:
+        yield
+    except AtlasError:
+        raise
+    except Exception as error:  # a model can raise anything
+        first = str(error).partition("\n")[0]
+        if is_out_of_memory(error):
+            raise OutOfMemoryError(f"out of memory {where}: {first}. {remedy}") from error
+        raise ModelError(
+            f"the model raised {type(error).__name__} {where}: {first} ({_line_of(error)}). Fix the model "
+            "and start again: what was saved before is intact"
+        ) from error
+
+
+def _line_of(error: BaseException) -> str:
+    """The last line of the user's own code, or of any where there is none, that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_installed(Path(frame.filename))]
+    frame = (own or frames)[-1]
+    return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
+
+
+def _is_installed(file: Path) -> bool:
+    here = Path(__file__).parent
+    return file.is_relative_to(here) or bool({"site-packages", "dist-packages"} & set(file.parts))

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atlas.attacks import ATTACKS, CLIMBS, PGD, Attack, BatchNormMode, Climb
-from atlas.config import Registries, check_choices, later
+from atlas.config import Registries, check_choices, check_counts, later
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
@@ -59,12 +59,17 @@ class Validation:
     """Which images guide the training, and the attack that they are put under, at the full eps.
 
     `size` is a number of training images set apart before training starts, or a share of them below 1.
+    `batch_size` is how many of them each process attacks at a time; None: as many as it trains on at a time,
+    at most 256.
     """
 
     size: int | float = 0.1
     attack: Attack = PGD(steps=10)
+    batch_size: int | None = later(None)
 
     def __post_init__(self) -> None:
+        if self.batch_size is not None:
+            check_counts(**{"validation.batch_size": self.batch_size})
         if not (0 < self.size < 1 or (1 <= self.size < float("inf") and self.size == int(self.size))):
             raise UsageError(
                 f"validation.size is {self.size}; wanted a whole number, or a share between 0 and 1"

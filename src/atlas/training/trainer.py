@@ -18,7 +18,7 @@ from atlas.attacks import frozen, lanes
 from atlas.attacks.finite import NotFinite
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
 from atlas.disk import write_atomic
-from atlas.errors import Interrupted, NumericError
+from atlas.errors import Interrupted, NumericError, model_errors
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
@@ -35,6 +35,8 @@ from atlas.training.settings import Training
 PROBE_EVERY = 50
 """Batches between two looks at the Jacobian: two passes each, about 1% of the work. The last batch of an
 epoch is always looked at."""
+VALIDATION_BATCH = 256
+"""Validation images attacked at a time, at most, unless `training.validation.batch_size` says otherwise."""
 COLLAPSED = "collapse"
 """Why training ended, where `on_collapse` ended it."""
 ROLLBACKS = 2
@@ -134,10 +136,19 @@ class Trainer:
             first=self.at.batch,
         )
         for batch in todo:
-            self.step(batch)
+            where = f"in epoch {self.at.epoch + 1}, step {self.at.step + 1}"
+            with model_errors(where, self.remedy("training.batch_size")):
+                self.step(batch)
             self.display.advance_to(self.at.batch, epochs=self.now)
             self.check_requests()
             after_step()
+
+    def remedy(self, setting: str) -> str:
+        """What to do when memory has run out."""
+        smaller = f"Free memory or set a smaller {setting}"
+        if self.log.folder is None:
+            return f"{smaller}, then start again"
+        return f"{smaller} (with --allow-changes), then resume: what was saved before is intact"
 
     def check_requests(self) -> None:
         """Leave where any rank has been asked to: all do, after the same step."""
@@ -222,7 +233,8 @@ class Trainer:
         Each rank attacks its part of them. One that a signal breaks off says so when the others are done.
         """
         counts = [0, 0]
-        with suppress(Interrupted):
+        where, remedy = f"in validation after epoch {self.at.epoch + 1}", "training.validation.batch_size"
+        with suppress(Interrupted), model_errors(where, self.remedy(remedy)):
             counts = self.attack_validation_images()
         self.check_requests()
         clean, robust = self.ranks.total(counts)
@@ -241,7 +253,12 @@ class Trainer:
 
         attack, model = self.training.validation.attack, self.learner.evaluated
         search = None if attack.needs_precision else searched_model(self.training.precision, model, device)
-        outcome = lanes.run(attack, model, x, y, self.threat, rng, search=search, each_step=each_step)
+        batch_size = self.training.validation.batch_size
+        if batch_size is None:  # no more than a step of training holds
+            batch_size = min(VALIDATION_BATCH, math.ceil(self.training.batch_size / self.ranks.size))
+        outcome = lanes.run(
+            attack, model, x, y, self.threat, rng, batch_size=batch_size, search=search, each_step=each_step
+        )
         outcome.checked()
         return [int(outcome.clean.sum()), int(outcome.robust.sum())]
 

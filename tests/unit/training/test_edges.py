@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 import atlas
 from atlas import checkpoint
 from atlas.data import Images
-from atlas.errors import CheckpointError, DataError, UsageError
+from atlas.errors import CheckpointError, DataError, ModelError, OutOfMemoryError, UsageError
 from atlas.methods import Atlas, Natural
 from atlas.training import Schedule, Training, Validation, fit
 from atlas.training.folder import RunFolder
@@ -25,8 +26,8 @@ TRAINING = Training(
 
 
 def trained(net: Any, x: Tensor, y: Tensor, **more: Any) -> Any:
-    method, threat = Atlas(alpha=1e-3, beta=0.5), atlas.Linf(0.1)
-    return fit(net, (x, y), method, threat=threat, **({"training": TRAINING, "progress": False} | more))
+    usual = {"method": Atlas(alpha=1e-3, beta=0.5), "training": TRAINING, "progress": False}
+    return fit(net, (x, y), threat=atlas.Linf(0.1), **(usual | more))
 
 
 def images(n: int = 12, classes: int = 3, shape: tuple[int, ...] = (1, 4, 4)) -> tuple[Tensor, Tensor]:
@@ -194,14 +195,69 @@ class Fails(nn.Sequential):
 def test_a_model_that_fails_in_the_middle_of_training_goes_on_later(tmp_path: Path, left: int) -> None:
     model = Fails(*net())
     model.left = left
-    with pytest.raises(KeyError, match="the model's own"):
+    told = r"the model raised KeyError in .*epoch \d.*: \"the model's own\" \(.*test_edges.py, line \d+, in f"
+    with pytest.raises(ModelError, match=told) as caught:
         trained(model, *images(), folder=tmp_path / "run")
+    assert caught.value.exit_code == 11
+    assert isinstance(caught.value.__cause__, KeyError)
     assert (tmp_path / "run/lock").read_bytes() == b""
     assert not any(isinstance(m, nn.Module) and not p.requires_grad for m in model for p in m.parameters())
     whole, resumed = (trained(Fails(*net()), *images(), folder=tmp_path / name) for name in ("whole", "run"))
     assert resumed.epochs == whole.epochs
     for a, b in zip(resumed.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+class Grows(nn.Sequential):
+    """Asks for more memory than any machine has, in a step of training or in validation."""
+
+    def __init__(self, *layers: nn.Module, training: bool) -> None:
+        super().__init__(*layers)
+        self.at, self.left = training, 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training == self.at and self[2].weight.requires_grad == self.at:
+            self.left -= 1
+            if self.left == 0:
+                torch.empty(2**55)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("training", "told"),
+    [
+        (True, r"out of memory in epoch 2, step 4: .*smaller training.batch_size \(with --allow-changes\)"),
+        (False, r"out of memory in validation after epoch 1: .*smaller training.validation.batch_size"),
+    ],
+)
+def test_out_of_memory_is_said_with_what_to_do_and_the_run_resumes(
+    tmp_path: Path, training: bool, told: str
+) -> None:
+    method = {"method": Natural()} if training else {}
+    with pytest.raises(OutOfMemoryError, match=told) as caught:
+        trained(Grows(*net(), training=training), *images(), folder=tmp_path / "run", **method)
+    assert caught.value.exit_code == 10
+    resumed = trained(net(), *images(), folder=tmp_path / "run", **method)
+    assert resumed.epochs == trained(net(), *images(), **method).epochs
+
+
+def test_validation_attacks_no_more_images_at_a_time_than_training() -> None:
+    class Counts(nn.Sequential):
+        most = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.training:
+                self.most = max(self.most, len(x))
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    x, y = images(60)
+    sizes = {}
+    for own in (None, 7):
+        model = Counts(*net())
+        validation = Validation(size=40, attack=TRAINING.validation.attack, batch_size=own)
+        trained(model, x, y, training=replace(TRAINING, validation=validation))
+        sizes[own] = model.most
+    assert sizes == {None: TRAINING.batch_size, 7: 7}
 
 
 def test_a_state_of_another_version_is_refused_in_words(tmp_path: Path) -> None:
