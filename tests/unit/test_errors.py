@@ -18,6 +18,8 @@ EXIT_CODES = {
     "DiskError": 6,
     "LockError": 7,
     "LostWorkerError": 8,
+    "OutOfMemoryError": 10,
+    "ModelError": 11,
 }
 
 
