@@ -114,13 +114,14 @@ def logits_and_squared_jacobian(
 ) -> tuple[Tensor, Tensor]:
     """f(x) and ||J(x)||_F^2 from one forward pass, in full precision even under autocast.
 
-    Rounding weighs most on the second derivatives that train this term. Who wants them rounded all the same
-    gives a model that enters autocast itself.
+    Rounding weighs most on the second derivatives that train this term. To round them all the same, use a
+    model that enters autocast itself. Under `torch.no_grad()` these are measurements without a graph.
     """
-    x = x.detach().requires_grad_()
-    with torch.autocast(x.device.type, enabled=False):
+    x, graph = x.detach().requires_grad_(), torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
         logits = model(x)
-        return logits, squared_jacobian(logits, x, rng, projections)
+        jac = squared_jacobian(logits, x, rng, projections, create_graph=graph)
+    return (logits, jac) if graph else (logits.detach(), jac.detach())
 
 
 def probe_squared_jacobian(model: nn.Module | Callable[[Tensor], Tensor], x: Tensor, rng: Rng) -> Tensor:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from atlas.errors import UsageError
+
 Word = int | str | Tensor
 
 
@@ -70,7 +72,7 @@ class Rng:
 
     @classmethod
     def batch(cls, size: int, seed: int = 0, step: int = 0, device: torch.device | str = "cpu") -> Rng:
-        """Streams for a batch whose examples have no indices, as in somebody's own loop."""
+        """Streams for a batch whose examples have no indices, as in a custom training loop."""
         return cls.lanes(seed, torch.arange(size, device=device)).fold(step)
 
     def fold(self, *words: Word) -> Rng:
@@ -122,3 +124,23 @@ class Rng:
     def sphere(self, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Uniform on the unit sphere of R^size: [B, size]."""
         return torch.nn.functional.normalize(self.normal((size,), dtype), dim=1)
+
+
+def streams(rng: Rng | None, x: Tensor) -> Rng:
+    """`rng` on the device of x; without one, streams whose seed is drawn from torch's global generator.
+
+    So `torch.manual_seed` decides what a call without `rng` draws, and two such calls differ.
+    """
+    if rng is None:
+        seed = int(torch.randint(2**63 - 1, (), device="cpu"))
+        return Rng.batch(len(x), seed, device=x.device)
+    if not isinstance(rng, Rng):
+        raise UsageError(
+            f"rng must be an atlas.Rng, such as Rng.batch(len(x), seed=0, step=i), got {type(rng).__name__}: "
+            "omit it to let torch.manual_seed decide"
+        )
+    if len(rng) != len(x):
+        raise UsageError(
+            f"rng must have one stream per image, got {len(rng)} for {len(x)} images: use Rng.batch(len(x))"
+        )
+    return rng.to(x.device)

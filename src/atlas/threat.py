@@ -28,7 +28,7 @@ NEWTON_STEPS = 50
 
 def check_pixels(x: Tensor) -> None:
     """Refuse images that are not in [0, 1]: eps is in pixel units, and points would be cut at the box."""
-    low, high = x.aminmax() if x.numel() else (0.0, 0.0)
+    low, high = x.detach().aminmax() if x.numel() else (0.0, 0.0)
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
         raise DataError(
             f"images go from {float(low):.4g} to {float(high):.4g}; wanted pixels in [0, 1]: divide by 255, "

@@ -2,6 +2,10 @@
 
 A lane is one attempt on one example, and every tensor of the state has the lane as its first axis, so the
 same attack serves one batch (`attack(model, x, y, threat)`) and the lanes engine (`atlas.attacks.lanes`).
+
+    x_adv = PGD(steps=10).perturb(model, x, y, threat)     # for training: every step, on every image
+    x_adv = PGD(steps=20)(model, x, y, threat)             # for evaluation: stops at the first success
+
 To add an attack, write a file beside this one, a line in the registry and a row in the conformance table.
 """
 
@@ -15,11 +19,11 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import lanes
-from atlas.attacks.frozen import Model
+from atlas.attacks.frozen import BatchNormMode, Model, check_autograd
 from atlas.attacks.state import Fresh, S, Step
 from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
-from atlas.threat import Threat, check_threat
+from atlas.threat import Threat, check_pixels, check_threat
 
 LEAST_REACH = 0.5
 """Of eps. The paper's own PGD-20 on MNIST goes two thirds of it."""
@@ -75,18 +79,80 @@ class Attack(ABC, Generic[S]):
             raise UsageError(f"{name} got {threat}; it is defined for {wanted}: leave it out, or choose that")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng | None = None) -> Tensor:
-        """The strongest x_adv found: a misclassified point of any attempt, else where the last one ended.
+        """Adversarial images for evaluation: the attack on an image **stops at its first success**.
 
-        Without `rng` every call draws the same numbers; in a loop give `Rng.batch(len(x), step=i)`.
+        An image that is misclassified already comes back as it is, and a fooled one as it was when it first
+        fooled the model; any other is where the last attempt ended. The model is as it was before. To train,
+        use `perturb`: these images have a lower loss.
+
+            x_adv = PGD(steps=20)(model, x, y, Linf(8 / 255))
+            robust = (model(x_adv).argmax(1) == y).float().mean()
+
+        Args:
+            model: a module or function from images [B, C, H, W] in [0, 1] to logits [B, classes].
+            x: the images, floating-point.
+            y: their labels, integers [B].
+            threat: `Linf(eps)` or `L2(eps)`, with eps in pixel units.
+            rng: one random stream per image, such as `Rng.batch(len(x), seed=0, step=i)`. Without it a seed
+                is drawn from torch's global generator, so that `torch.manual_seed` decides.
+
+        Returns:
+            x_adv, shaped like x, in the ball around x and in the pixel box.
+
+        Raises:
+            UsageError: for a threat or `rng` that does not fit, and inside `torch.inference_mode()`.
+            DataError: for images or labels that do not fit.
         """
-        check_threat(threat)
-        y = checked_labels(x, y)
-        rng = (Rng.batch(len(x)) if rng is None else rng).to(x.device)
+        x, y = checked_inputs(x, y, threat)
         return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
 
+    def perturb(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        rng: Rng | None = None,
+        mode: BatchNormMode = "eval",
+    ) -> Tensor:
+        """Adversarial images for training: **every step is taken on every image**, misclassified or not.
 
-def checked_labels(x: object, y: object) -> Tensor:
-    """y as int64, if both are what an attack or a loss can work with."""
+        What comes back is the end of the climb, and of several restarts the end with the highest loss. Only
+        the attacks that training can use have it: `FGSM` and `PGD`.
+
+            x_adv = PGD(steps=10).perturb(model, x, y, Linf(8 / 255))
+            loss = torch.nn.functional.cross_entropy(model(x_adv), y)
+
+        Args:
+            model, x, y, threat, rng: as for a call of the attack, see `__call__`.
+            mode: "eval" for BatchNorm to use its running statistics while the attack runs, "train" for those
+                of the batch. Afterwards the model's modes and statistics are as they were.
+
+        Returns:
+            x_adv, shaped like x, in the ball around x and in the pixel box.
+
+        Raises:
+            UsageError: for an attack that is not made for training, and as a call of the attack does.
+            DataError: for images or labels that do not fit.
+        """
+        raise UsageError(
+            f"{type(self).__name__} is for evaluation only: call it as attack(model, x, y, threat). "
+            "To train, use FGSM() or PGD()"
+        )
+
+
+def checked_inputs(x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
+    """x, and y as int64, if an attack or a loss can work with them."""
+    check_autograd()
+    check_threat(threat)
+    y = _checked_labels(x, y)
+    check_pixels(x)
+    # Autograd refuses tensors that were made in inference mode, but not copies of them.
+    x, y = (tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
+    return x, y
+
+
+def _checked_labels(x: object, y: object) -> Tensor:
     if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
         kinds = f"{type(x).__name__} and {type(y).__name__}"
         raise DataError(f"got {kinds}; wanted tensors: images [B, C, H, W] and labels [B]")

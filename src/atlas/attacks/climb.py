@@ -8,10 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
+from atlas.attacks.attack import Attack, checked_inputs
 from atlas.attacks.frozen import BatchNormMode, Model, frozen
 from atlas.attacks.state import Fresh, S
-from atlas.rng import Rng
+from atlas.rng import Rng, streams
 from atlas.threat import Threat
 
 
@@ -31,10 +31,23 @@ class Climb(Attack[S]):
     def loss(self, logits_adv: Tensor, state: S) -> Tensor:
         """What the attack climbs, [B]."""
 
+    def perturb(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        rng: Rng | None = None,
+        mode: BatchNormMode = "eval",
+    ) -> Tensor:
+        x, y = checked_inputs(x, y, threat)
+        return self.craft(model, x, y, threat, streams(rng, x), mode)
+
     def craft(
         self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
     ) -> Tensor:
-        """x_adv to train on: the end of the climb, and of several restarts the one with the highest loss."""
+        """`perturb` without its checks, for a training loop that has made them."""
+        x = x.detach()
         if threat.eps == 0:
             return x
         with frozen(model, mode):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks.folded import FoldedConv, slow_convolutions
+from atlas.errors import UsageError
 
 Model = Callable[[Tensor], Tensor]
 BatchNormMode = Literal["eval", "train"]
@@ -18,6 +19,23 @@ BatchNormMode = Literal["eval", "train"]
 def is_random(model: Model) -> bool:
     """Whether the model says of itself, by an attribute `random`, that it answers otherwise each time."""
     return bool(getattr(model, "random", False))
+
+
+def check_autograd() -> None:
+    """Refuse `torch.inference_mode()`: unlike `no_grad`, it cannot be undone inside."""
+    if torch.is_inference_mode_enabled():
+        raise UsageError(
+            "attacks and losses need gradients, which torch.inference_mode() rules out: call them outside of "
+            "it; torch.no_grad() is fine for attacks"
+        )
+
+
+def _check_weights(model: nn.Module) -> None:
+    if any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()]):
+        raise UsageError(
+            "the model was made inside torch.inference_mode(), so no gradient can be taken through it: build "
+            "it and load its weights outside"
+        )
 
 
 @contextmanager
@@ -31,9 +49,11 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> 
 
     With `fold`, a first layer that sees one channel takes its gradient in a faster way: see `FoldedConv`.
     """
+    check_autograd()
     if not isinstance(model, nn.Module):
         yield
         return
+    _check_weights(model)
     modes = [(module, module.training) for module in model.modules()]
     slow = slow_convolutions(model) if fold else []
     trainable = [p for p in model.parameters() if p.requires_grad]

@@ -23,7 +23,7 @@ from atlas.attacks.ledger import Ledger, Outcome
 from atlas.attacks.state import Fresh, Lanes, Step
 from atlas.errors import DataError
 from atlas.objectives import margin
-from atlas.rng import Rng
+from atlas.rng import Rng, streams
 from atlas.threat import Threat, check_pixels
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def run(
     x: Tensor,
     y: Tensor,
     threat: Threat,
-    rng: Rng,
+    rng: Rng | None = None,
     *,
     batch_size: int = 256,
     search: Model | None = None,
@@ -47,11 +47,11 @@ def run(
 ) -> Outcome:
     """Attack x [N, ...] with labels y until every example is fooled or out of attempts.
 
-    `search` is as `Engine` has it. `each_step` is called after every step with the number of examples
-    settled so far; what it raises ends the run.
+    `rng` is as for a call of the attack, `search` as `Engine` has it. `each_step` is called after every step
+    with the number of examples settled so far; what it raises ends the run.
     """
     with frozen(model):
-        engine = Engine(attack, model, x, y, threat, rng, batch_size=batch_size, search=search)
+        engine = Engine(attack, model, x, y, threat, streams(rng, x), batch_size=batch_size, search=search)
         while not engine.finished:
             engine.step()
             each_step(engine.settled)
@@ -84,6 +84,7 @@ class Engine:
         search: Model | None = None,
         logits: Tensor | None = None,
     ) -> None:
+        x = x.detach()
         if x.dtype in (torch.float16, torch.bfloat16):  # rounding would carry honest points out of the ball
             raise DataError(f"images are {x.dtype}; wanted float32, and a model that lowers them by itself")
         check_pixels(x)

@@ -13,11 +13,11 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from atlas.attacks import BatchNormMode, Climb, Model
-from atlas.attacks.attack import checked_labels
+from atlas.attacks.attack import checked_inputs
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
-from atlas.rng import Rng
-from atlas.threat import Threat, check_pixels, check_threat
+from atlas.rng import Rng, streams
+from atlas.threat import Threat
 
 
 class Terms(NamedTuple):
@@ -89,14 +89,27 @@ class Method(ABC):
         y: Tensor,
         *,
         threat: Threat,
-        rng: Rng,
+        rng: Rng | None = None,
         ramp: float = 1.0,
         mode: BatchNormMode = "eval",
     ) -> Tensor:
-        """The whole loss of a batch, for use in any training loop: a scalar to call backward() on."""
-        check_threat(threat)
-        y = checked_labels(x, y)
-        check_pixels(x)
-        rng = rng.to(x.device)
+        """The whole loss of a batch, for any training loop: a scalar to call backward() on.
+
+            loss = method.loss(model, x, y, threat=Linf(8 / 255))
+            loss.backward()
+
+        Args:
+            model, x, y, threat, rng, mode: as for `Attack.perturb`, which makes the x_adv of the loss.
+            ramp: eps_now / eps_final while eps grows, by which all terms but the cross-entropy are weighed.
+
+        Returns:
+            The mean over the batch, a scalar.
+
+        Raises:
+            UsageError: for a threat or `rng` that does not fit, and inside `torch.inference_mode()`.
+            DataError: for images or labels that do not fit.
+        """
+        x, y = checked_inputs(x, y, threat)
+        rng = streams(rng, x)
         x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
         return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)

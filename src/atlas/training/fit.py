@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from atlas.attacks import frozen
+from atlas.attacks.frozen import check_autograd
 from atlas.config import table_of
 from atlas.data import Images, as_images, split
 from atlas.data.images import check_left_alone
@@ -60,6 +61,7 @@ def fit(
     (`with connected() as ranks:`, under torchrun): the first of them alone writes, speaks and calls
     `each_epoch`.
     """
+    check_autograd()
     if not isinstance(model, nn.Module):
         raise UsageError(f"the model is a {type(model).__name__}; wanted an nn.Module with weights to train")
     if not isinstance(method, Method):

@@ -9,6 +9,7 @@ import torch
 
 from atlas.attacks import PGD
 from atlas.errors import DataError
+from atlas.rng import Rng
 from atlas.threat import Linf
 
 
@@ -34,5 +35,5 @@ def test_what_an_attack_cannot_work_with_is_said(change: Any, words: str) -> Non
 def test_labels_may_be_any_whole_numbers() -> None:
     x, y = torch.rand(8, 1, 4, 4), torch.arange(8) % 4
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
-    wanted = PGD(steps=2)(model, x, y, Linf(0.1))
-    assert torch.equal(PGD(steps=2)(model, x, y.int(), Linf(0.1)), wanted)
+    wanted = PGD(steps=2)(model, x, y, Linf(0.1), Rng.batch(8))
+    assert torch.equal(PGD(steps=2)(model, x, y.int(), Linf(0.1), Rng.batch(8)), wanted)
