@@ -90,7 +90,7 @@ def test_an_attack_leaves_it_as_it_was_after_it_failed() -> None:
     net = Net(fails_at=3)
     before = as_it_is(net)
     with pytest.raises(KeyError, match="the model's own"):
-        PGD(steps=5)(net, X, Y, atlas.Linf(0.1))
+        PGD(steps=5)(net, X, Y, atlas.Linf(0.1), atlas.Rng.batch(len(X)))
     assert as_it_is(net) == before
 
 
