@@ -34,6 +34,8 @@ class Attack(ABC, Generic[S]):
 
     steps: int
     """After how many steps a lane is done."""
+    version: ClassVar[int] = 1
+    """Raised with every change that may change a verdict: kept results of other versions are not reused."""
     white_box: ClassVar[bool] = True
     """Whether the attack needs gradients of the model."""
     threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)

@@ -29,6 +29,8 @@ from atlas.threat import Threat, check_pixels
 if TYPE_CHECKING:
     from atlas.attacks.attack import Attack
 
+VERSION = 1
+"""Of the engine and of the threats. As `Attack.version`, for all attacks at once."""
 IDLE_LANES = 16
 """Dead lanes are replaced once they are one in so many: one by one would cost more than it saves."""
 

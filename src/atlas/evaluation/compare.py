@@ -89,11 +89,11 @@ def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
     tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]
     same = [label for label, table in tables[0].items() if tables[1].get(label) == table]
     pairs = {"clean": (a.clean_right, b.clean_right)}
+    # In a chain, what an attack leaves depends on those before it.
+    if not a.about["standing"] or list(tables[0].items()) == list(tables[1].items()):
+        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
     if tables[0] == tables[1]:
-        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
         pairs |= {"worst case": (a.robust, b.robust)}
-    elif not a.about["standing"]:  # in a chain, what an attack leaves depends on those before it
-        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
     return {k: (_score(one), _score(other), paired(one, other)) for k, (one, other) in pairs.items()}
 
 

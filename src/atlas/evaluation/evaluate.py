@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import Attack, Model, NotFinite, frozen
+from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
 from atlas.attacks.arranged import arranged
 from atlas.attacks.gradient import has_gradients, input_gradients
+from atlas.attacks.lanes import ask
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
@@ -168,6 +169,9 @@ class _Work:
             known = self.place.answers(clean, random=plan.eot > 1)
             if (gradients := _gradients(subject)) is not None:
                 self.place.check_gradients(gradients)
+            for label, attack in plan.attacks.items():
+                if isinstance(attack, Transfer):
+                    self.place.check_surrogates(label, partial(self._surrogates_at, subject.x, attack))
             subject, right = replace(subject, logits=known["logits"].to(subject.logits)), known["right"]
         flags = [] if shard else self._probed(subject)
         results = self._attacked(subject, images.ids, right)
@@ -178,6 +182,15 @@ class _Work:
         if self.place and shard is None:
             self.place.save_summary(report.summary())
         return report
+
+    def _surrogates_at(self, x: Tensor, attack: Transfer) -> Tensor:
+        """The answers of all its surrogates, side by side: [N, classes]."""
+        answers = []
+        for surrogate in attack.surrogates:
+            with frozen(surrogate):
+                asked = ask(heeding(surrogate, self.requests), x, self.evaluation.batch_size)
+                answers.append(asked.float().cpu())
+        return torch.cat(answers, 1)
 
     def _probed(self, subject: Subject) -> list[Flag]:
         """The flags before any attack; a fatal one is said at once, because attacks take long."""

@@ -2,6 +2,8 @@
 
 config.json             model, data, threat, attacks and seed, by which the folder is known
 clean.npz               ids, labels, logits and the verdict on the clean images
+gradients.npz           gradients at a few of them
+surrogates-LABEL.npz    the answers of a transfer attack's surrogates to the clean images
 attack-LABEL.npz        per example: attempt, step, margin, queries; written when the attack is over
 images-LABEL.safetensors  the images that fool, with their ids, where they were asked for
 state-LABEL.safetensors an attack under way: all that going on needs
@@ -14,7 +16,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from atlas.data import npz
 from atlas.disk import PART, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
-CONFIG, PROGRESS = "config.json", "progress.json"
+CONFIG, SUMMARY, PROGRESS = "config.json", "summary.json", "progress.json"
 SAME = 1e-3
 """Logits of one model may differ by this share: other batches and other machines round otherwise."""
 TURNED = 0.1
@@ -65,9 +67,13 @@ class EvaluationFolder:
         """Of which evaluation the folder is."""
         path = self.path / CONFIG
         try:
-            return dict(json.loads(path.read_text()))
+            known = dict(json.loads(path.read_text()))
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
+        if known.get("standing") and "order" not in known:  # an older version kept it in the summary alone
+            with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+                known["order"] = list(json.loads((self.path / SUMMARY).read_text())["attacks"])
+        return known
 
     def answers(self, clean: Mapping[str, Tensor], *, random: bool) -> Mapping[str, Tensor]:
         """The model's clean answers: those of the first time, by which attacks that are over went.
@@ -79,16 +85,32 @@ class EvaluationFolder:
         if known is None or set(known) != set(clean):
             self.save_columns("clean", clean)
             return clean
-        a, b = known["logits"], clean["logits"].to(known["logits"].dtype)
-        same = a.shape == b.shape and (
-            random or torch.allclose(a, b, SAME, SAME * float(b.abs().max()), equal_nan=True)
+        same = (
+            known["logits"].shape == clean["logits"].shape
+            if random
+            else alike(known["logits"], clean["logits"])
         )
         if not same or not torch.equal(known["ids"], clean["ids"]):
             raise UsageError(
-                f"{self.path} holds the evaluation of another model: it answered the clean images otherwise; "
-                "choose another folder"
+                f"{self.path} holds the evaluation of another model: it answered the clean images "
+                "differently; choose another folder"
             )
         return known
+
+    def check_surrogates(self, label: str, ask: Callable[[], Tensor]) -> None:
+        """Refuse an attack whose surrogates answer the clean images differently from those of the first time.
+
+        `ask` gives their answers, [N, ...]. Random surrogates are not compared.
+        """
+        name, answers = f"surrogates-{slug(label)}", ask()
+        known = (self.load_columns(name) or {}).get("logits")
+        if known is None:
+            self.save_columns(name, {"logits": answers})
+        elif not alike(known, answers) and alike(answers, ask()):
+            raise UsageError(
+                f"{self.path} holds an evaluation with other surrogates: those of {label} answered the clean "
+                "images differently; choose another folder"
+            )
 
     def check_gradients(self, gradients: Tensor) -> None:
         """Those of some clean images, [K, ...]: a model that answers as before may have others by now."""
@@ -182,7 +204,7 @@ class EvaluationFolder:
         return found
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomic(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_atomic(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
 
     def _images(self, label: str) -> Path:
         return self.path / f"images-{slug(label)}.safetensors"
@@ -194,6 +216,15 @@ class EvaluationFolder:
 def slug(label: str) -> str:
     """A label as part of a file's name."""
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-") or "attack"
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether logits differ by no more than rounding; NaN and infinity have to be at the same places."""
+    if a.shape != b.shape:
+        return False
+    b = b.to(a.dtype)
+    largest = float(b[b.isfinite()].abs().max()) if b.isfinite().any() else 0.0
+    return torch.allclose(a, b, SAME, SAME * largest, equal_nan=True)
 
 
 def far_apart(a: Tensor, b: Tensor) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer
+from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer, lanes
 from atlas.attacks.suites import TRANSFER, suite
 from atlas.config import Registries, build, table_of
 from atlas.data import Images
@@ -17,6 +17,8 @@ from atlas.models import source
 from atlas.rng import Rng
 from atlas.threat import THREATS, Threat
 
+FIRST = "1.1"
+"""The version of the engine and of an attack before either was changed."""
 REGISTRIES: Registries = {Attack: ATTACKS, Threat: THREATS}
 
 
@@ -37,7 +39,7 @@ class Plan:
     """Attacks of the suite that cannot run, each with the reason."""
 
     def table(self) -> dict[str, Any]:
-        return {
+        table = {
             "threat": table_of(self.threat, {}) | {"name": type(self.threat).__name__.lower()},
             "attacks": {label: attack_table(attack) for label, attack in self.attacks.items()},
             "standing": self.standing,
@@ -46,10 +48,20 @@ class Plan:
             "eot": self.eot,
             "left_out": list(self.left_out),
         }
+        # Keys have no order, and in a chain the images that an attack is given depend on those before it.
+        return table | ({"order": list(self.attacks)} if self.standing else {})
 
 
 def attack_table(attack: Attack) -> dict[str, Any]:
-    """The attack as plain data; one that is made of objects is known by its name and their fingerprints."""
+    """The attack as plain data; one that is made of objects is known by its name and their fingerprints.
+
+    The first version is left out, so that results from before there were versions are still found.
+    """
+    version = f"{lanes.VERSION}.{attack.version}"
+    return _settings(attack) | ({} if version == FIRST else {"version": version})
+
+
+def _settings(attack: Attack) -> dict[str, Any]:
     if isinstance(attack, Transfer):
         surrogates = [fingerprint(model) for model in attack.surrogates]
         return {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}

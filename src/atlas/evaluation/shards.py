@@ -53,6 +53,9 @@ def merge(path: Path, of: int, labels: Sequence[str]) -> None:
         clean = _merged(parts, "clean")
         whole.save_columns("clean", clean)
         for label in labels:
+            surrogates = f"surrogates-{slug(label)}"
+            if parts[0].load_columns(surrogates) is not None:
+                whole.save_columns(surrogates, _merged(parts, surrogates))
             columns = _merged(parts, f"attack-{slug(label)}")
             whole.note_time(label, max(part.times().get(label, 0.0) for part in parts))
             _merge_images(parts, whole, label, clean["ids"])

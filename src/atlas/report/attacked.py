@@ -14,12 +14,12 @@ from atlas.attacks import frozen, lanes
 from atlas.attacks.ledger import Outcome
 from atlas.attacks.margin import Untargeted
 from atlas.checkpoint import load_tensors, save_tensors
-from atlas.config import fingerprint, table_of
+from atlas.config import fingerprint
 from atlas.data import Images
 from atlas.errors import CheckpointError, DiskError
 from atlas.evaluation import Flag
 from atlas.evaluation.inputs import check_inputs
-from atlas.evaluation.plan import REGISTRIES
+from atlas.evaluation.plan import attack_table
 from atlas.evaluation.probes import probe
 from atlas.report.collect import Run
 from atlas.report.display import Display
@@ -37,7 +37,7 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     data, threat = images.subset(slice(settings.n)), run.config.threat
     data_hash = data.fingerprint()
     key = {"model": run.weights, "data": data_hash, **settings.table()}
-    key |= {"threat": [type(threat).__name__, threat.eps], "attack": table_of(settings.attack, REGISTRIES)}
+    key |= {"threat": [type(threat).__name__, threat.eps], "attack": attack_table(settings.attack)}
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
     found = _known(path)
     if found is None:

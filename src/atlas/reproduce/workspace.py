@@ -23,6 +23,7 @@ from atlas import __version__
 from atlas.config import fingerprint
 from atlas.disk import ORIGIN, in_use, write_atomic
 from atlas.errors import AtlasError, LockError
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.reproduce.order import Run, meaning
 from atlas.training import load_config
 from atlas.training.folder import RunFolder
@@ -50,7 +51,7 @@ class Workspace:
         found: dict[str, list[Path]] = {}
         for path, table in _configs([self.root, *self.others]):
             if "attacks" in table:
-                found.setdefault(fingerprint(table), []).append(path)
+                found.setdefault(_evaluation(path), []).append(path)
             with suppress(AtlasError):  # a run of another version, say
                 found.setdefault(meaning(load_config(path)), []).append(path)
         return found
@@ -97,8 +98,13 @@ class Workspace:
         """Where an evaluation of the run in `folder` is made, and where else it may have been."""
         known = fingerprint(json.loads(json.dumps(about)))
         place = self._own("evaluations", run) / f"{name}-{known[:8]}"
-        beside = [path for path, table in _configs([folder / "evaluations"]) if fingerprint(table) == known]
+        beside = [path for path, _ in _configs([folder / "evaluations"]) if _evaluation(path) == known]
         return [place, *beside, *self._elsewhere.get(known, ())]
+
+
+def _evaluation(path: Path) -> str:
+    """By what the evaluation in this folder is known."""
+    return fingerprint(EvaluationFolder(path).about())
 
 
 def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:

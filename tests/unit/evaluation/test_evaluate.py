@@ -235,7 +235,7 @@ def test_another_function_of_the_same_name_is_not_taken_for_the_first(images: Im
     model = net()
     first = run(images, lambda x: model(x), folder=tmp_path)
     assert columns(run(images, lambda x: model(x), folder=tmp_path)) == columns(first)
-    with pytest.raises(UsageError, match="answered the clean images otherwise"):
+    with pytest.raises(UsageError, match="answered the clean images differently"):
         run(images, lambda x: -model(x), folder=tmp_path)
 
 

@@ -182,3 +182,25 @@ def test_a_report_is_printed_as_its_table(images: Images) -> None:
     assert len(text) < 2000
     for label, score in report.scores.items():
         assert any(line.startswith(label) and str(score) in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_logits_that_are_not_finite_are_known_again(value: float, images: Images, tmp_path: Path) -> None:
+    steady = net()
+
+    def broken(x: Tensor, shift: float = 0.0) -> Tensor:
+        bright = x.flatten(1)[:, :1] > 0.9
+        return steady(x).masked_fill(bright, value) + shift  # type: ignore[no-any-return]
+
+    first = run(images, broken, folder=tmp_path, model_key="mine")
+    assert not first.valid
+    again = run(images, broken, folder=tmp_path, model_key="mine")
+    assert columns(again) == columns(first)
+    with pytest.raises(UsageError, match="answered the clean images differently"):
+        run(images, lambda x: broken(x, 1.0), folder=tmp_path, model_key="mine")
+
+
+def test_logits_that_are_all_nan_are_known_again(images: Images, tmp_path: Path) -> None:
+    for _ in range(2):
+        report = run(images, lambda x: net()(x) * torch.nan, folder=tmp_path, model_key="mine")
+        assert not report.valid
