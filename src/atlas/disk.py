@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -14,8 +15,8 @@ from typing import IO
 from atlas.errors import DiskError, LockError, UsageError
 from atlas.terminal import one_line
 
-PART = ".part"
-"""The ending of a file that is being written."""
+_PART = re.compile(r"\..+\.\d+\.atlas\.part")
+"""The name of a file that is being written: see `part_of`."""
 ORIGIN = "origin.json"
 """Command and commit, which `atlas reproduce` writes into a folder before all else."""
 _CHUNK = 1 << 20
@@ -28,7 +29,7 @@ def write_atomic(path: Path, data: bytes) -> None:
 
     A device or a pipe, such as /dev/stdout, is written to: a rename would put a file in its place.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}{PART}")  # another process may write the same file
+    part = part_of(path)
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):
             with path.open("wb") as stream:
@@ -48,6 +49,15 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise disk_error(path, len(data), error) from error
 
 
+def part_of(path: Path) -> Path:
+    """The temporary file that becomes `path` once it is whole.
+
+    It names the process, because another one may write the same file, and this package, because the next
+    worker in the folder deletes what a killed one has left, and nothing else.
+    """
+    return path.with_name(f".{path.name}.{os.getpid()}.atlas.part")
+
+
 def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
     """What is said of a write of so many bytes that failed."""
     try:
@@ -62,7 +72,7 @@ def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
 
 def require_room(folder: Path, needed: int) -> None:
     """A trial write: refuse a folder that cannot take so many bytes, before any work is done for it."""
-    trial = folder / f".trial{PART}"
+    trial = part_of(folder / "trial")
     try:
         with trial.open("wb") as file:
             _fill(file, needed)
@@ -94,35 +104,44 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Work alone in the folder (made if need be). The lock goes with the process, however it ends.
+def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Work alone in the folder (created if needed). The lock ends with the process, however that ends.
 
-    Who holds it stands in the file `lock` for as long as that is so: folders are given to others, whom the
-    names of machines do not concern. A folder that was made here goes again if an error leaves nothing in it.
+    `check` raises if the folder holds something that is not ours. It is called before anything in an existing
+    folder is changed, and again under the lock, because another process may have started there in between.
+    The file `lock` names its holder only while it is held: folders are shared with others, whom the names of
+    machines do not concern. A folder that was created here is removed if an error leaves nothing in it.
     """
     if one_line(str(folder)) != str(folder):
         raise UsageError(f"the folder {str(folder)!r} has control characters in its name; choose another")
     try:
         new = not folder.exists()
+        if not new and not (folder / "lock").exists():
+            check()
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise DiskError(f"cannot work in {folder}: {error.strerror}; choose another folder") from error
     try:
         _take(folder, handle)
+        check()
         _HELD.add(folder)
         try:
-            for part in folder.glob(f".*{PART}"):
-                part.unlink(missing_ok=True)
+            _sign(handle)
+            for part in folder.iterdir():
+                if _PART.fullmatch(part.name):
+                    part.unlink(missing_ok=True)
             yield
         except Exception:
-            if new and [path.name for path in folder.iterdir()] == ["lock"]:
-                (folder / "lock").unlink()
-                folder.rmdir()
+            with suppress(OSError):  # the folder may be what the error is about
+                if new and [path.name for path in folder.iterdir()] == ["lock"]:
+                    (folder / "lock").unlink()
+                    folder.rmdir()
             raise
         finally:
             _HELD.discard(folder)
-            os.ftruncate(handle, 0)
+            with suppress(OSError):  # a name that stays in the file says nothing: the lock itself is gone
+                os.ftruncate(handle, 0)
     finally:
         os.close(handle)
 
@@ -142,16 +161,22 @@ def refuse_strangers(folder: Path, ours: Collection[str] = ()) -> None:
 def in_use(folder: Path) -> bool:
     """Whether a process works in the folder right now."""
     try:
+        refuse_in_use(folder)
+    except LockError:
+        return True
+    return False
+
+
+def refuse_in_use(folder: Path) -> None:
+    """Refuse a folder in which a process works right now. Changes nothing there."""
+    try:
         handle = os.open(folder / "lock", os.O_RDWR)
     except OSError:
-        return False
+        return
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
+        _take(folder, handle)
     finally:
         os.close(handle)
-    return False
 
 
 def _take(folder: Path, handle: int) -> None:
@@ -162,6 +187,9 @@ def _take(folder: Path, handle: int) -> None:
         raise LockError(f"{folder} is in use by {holder}; wait for it, or choose another folder") from error
     except OSError as error:
         raise DiskError(f"cannot lock {folder}: {error.strerror}; choose another folder") from error
+
+
+def _sign(handle: int) -> None:
     with suppress(OSError):  # on a full disk the lock holds too, without a name
         os.ftruncate(handle, 0)
         os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas.disk import part_of
 from tests.faults import runs
 
 
@@ -145,6 +146,6 @@ def test_other_training_data_is_refused(task: Path) -> None:
 
 def test_leftovers_of_a_killed_write_are_cleared(task: Path) -> None:
     run = stopped(task, "leftover")
-    (run / ".state.safetensors.part").write_bytes(b"half")
+    part_of(run / "state.safetensors").write_bytes(b"half")
     runs.finish(runs.start(task, "train", "--resume", "leftover"))
     assert not list(run.glob(".*.part"))

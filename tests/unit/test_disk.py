@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas.disk import locked, require_room, write_atomic
+from atlas.disk import locked, part_of, require_room, write_atomic
 from atlas.errors import DiskError, LockError, UsageError
 
 
@@ -104,11 +104,48 @@ def test_a_lock_names_process_and_host_while_it_is_held_and_nobody_after(tmp_pat
     assert (tmp_path / "lock").read_bytes() == b"", "nor after an error"
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_end_of_a_lock_does_not_hide_the_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+) -> None:
+    def broken(handle: int, size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def work() -> None:
+        monkeypatch.setattr(os, "ftruncate", broken)
+        if gone:
+            shutil.rmtree(tmp_path / "new")
+        raise KeyError
+
+    with pytest.raises(KeyError), locked(tmp_path / "new"):
+        work()
+    monkeypatch.undo()
+    with locked(tmp_path / "new"):
+        pass
+
+
 def test_leftovers_of_a_killed_write_are_cleared_by_the_next_worker(tmp_path: Path) -> None:
-    (tmp_path / ".state.safetensors.part").write_bytes(b"half")
-    (tmp_path / "ours.part").write_bytes(b"a name of somebody else's")
+    part_of(tmp_path / "state.safetensors").write_bytes(b"half")
+    theirs = {"ours.part", ".video.part", ".video.123.part"}
+    for name in theirs:
+        (tmp_path / name).write_bytes(b"a name that we do not use")
     with locked(tmp_path):
-        assert {path.name for path in tmp_path.iterdir()} == {"lock", "ours.part"}
+        assert {path.name for path in tmp_path.iterdir()} == {"lock", *theirs}
+
+
+def test_a_refused_folder_is_left_as_it_was(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise UsageError("not ours")
+
+    part_of(tmp_path / "file").write_bytes(b"")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    for lock in (False, True):
+        if lock:
+            before[tmp_path / "lock"] = b"theirs"
+            (tmp_path / "lock").write_bytes(b"theirs")
+        with pytest.raises(UsageError, match="not ours"), locked(tmp_path, refuse):
+            pass
+        assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1b[2Jb", "a\u202eb", "a\udcffb"])

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from atlas.cli.console import Root, console
 from atlas.config import overridden
-from atlas.disk import locked
+from atlas.disk import refuse_in_use
 from atlas.errors import AtlasError, UsageError
 from atlas.models import MODELS
 from atlas.reproduce import preset
@@ -89,8 +89,11 @@ def train(
         if processes not in (1, size()):
             raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
     elif what is not None and (folder / "config.json").exists():
-        with locked(folder):  # a run under way is another matter
-            raise UsageError(f"{folder} holds a run already: go on with --resume {folder}, or choose --out")
+        refuse_in_use(folder)
+        raise UsageError(
+            f"{folder} already has a config.json: continue its run with --resume {folder}, or choose another "
+            "--out"
+        )
     elif processes > 1:
         raise typer.Exit(launch(sys.argv[1:], processes))
     with _one_voice(), connected() as ranks:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO
@@ -82,7 +83,7 @@ def run_with_others(task: Evaluation, folder: Path) -> bool:
 def _claimed(task: Evaluation, folder: Path) -> bool:
     """Take the folder for this evaluation; whether all its attacks are over."""
     place = EvaluationFolder(folder)
-    with locked(folder):
+    with locked(folder, partial(place.check, task.about)):
         place.claim(task.about)
     return all(place.holds(label, images=task.save_images) for label in task.plan.attacks)
 

@@ -138,12 +138,11 @@ class Evaluation:
             display.say(f"{label} is left out: it {reason}")
         with ExitStack() as stack:
             stack.enter_context(display.bars)
-            stack.enter_context(locked(place.path) if place else nullcontext())
+            if place:
+                stack.enter_context(locked(place.path, partial(place.check, self.about)))
             stack.enter_context(frozen(self.model))
             stack.enter_context(arranged(self.model, self.data.pixels(slice(0, 1))))
             requests = stack.enter_context(caught_signals() if place else nullcontext(Requests()))
-            if place:
-                place.check(self.about)
             return _Work(self, place, display, requests, place.times() if place else {}).run(shard)
 
 

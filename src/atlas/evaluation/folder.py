@@ -28,7 +28,7 @@ from torch import Tensor
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.config import differences
 from atlas.data import npz
-from atlas.disk import PART, refuse_strangers, write_atomic
+from atlas.disk import part_of, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
 CONFIG, SUMMARY, PROGRESS = "config.json", "summary.json", "progress.json"
@@ -74,6 +74,13 @@ class EvaluationFolder:
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 known["order"] = list(json.loads((self.path / SUMMARY).read_text())["attacks"])
         return known
+
+    def is_of(self, about: Mapping[str, Any]) -> bool:
+        """Whether this is a folder of that evaluation."""
+        try:
+            return self.about() == about
+        except CheckpointError:
+            return False
 
     def answers(self, clean: Mapping[str, Tensor], *, random: bool) -> Mapping[str, Tensor]:
         """The model's clean answers: those of the first time, by which attacks that are over went.
@@ -180,7 +187,7 @@ class EvaluationFolder:
 
     def note_progress(self, label: str, share: float, robust: int, n: int) -> None:
         """Where the attack under way is, for who watches from another process."""
-        part = self.path / f".progress{PART}"
+        part = part_of(self.path / PROGRESS)
         part.write_text(json.dumps({"label": label, "share": share, "robust": robust, "n": n}))
         part.replace(self.path / PROGRESS)
 

@@ -61,8 +61,9 @@ def merge(path: Path, of: int, labels: Sequence[str]) -> None:
             _merge_images(parts, whole, label, clean["ids"])
             whole.save_columns(f"attack-{slug(label)}", columns)
             whole.drop_state(label)
-        for left in path.glob("shard-*-of-*"):
-            shutil.rmtree(left)
+        for left in path.glob("shard-*-of-*"):  # also of an earlier start with another number of processes
+            if EvaluationFolder(left).is_of(whole.about()):
+                shutil.rmtree(left)
 
 
 def _merged(parts: Sequence[EvaluationFolder], name: str) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from atlas.errors import AtlasError, UsageError
-from atlas.sweep.locks import waited_for
+from atlas.sweep.locks import DATABASE, waited_for
 
 SCHEMES = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 BEAT_SECONDS, GRACE_SECONDS = 60, 600
@@ -58,7 +58,7 @@ def open_storage(url: str | None, folder: Path) -> RDBStorage:
     """The storage at this URL, or the file `study.db` of the folder."""
     if url is None:
         with waited_for(folder):
-            return _open(f"sqlite:///{quote(str(folder))}/study.db", {"connect_args": {"timeout": 60}})
+            return _open(f"sqlite:///{quote(str(folder))}/{DATABASE}", {"connect_args": {"timeout": 60}})
     scheme, _, rest = url.partition("://")
     rest = rest.replace("{", "%7B").replace("}", "%7D")  # Optuna takes braces for a place to fill in
     server = f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True}

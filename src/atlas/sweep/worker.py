@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from atlas.errors import AtlasError
 from atlas.signals import caught_signals
 from atlas.sweep.files import write_files
-from atlas.sweep.locks import waited_for
+from atlas.sweep.locks import check_folder, waited_for
 from atlas.sweep.outcome import DONE, Outcome, Row, best, rows
 from atlas.sweep.queue import Claim, Queue
 from atlas.sweep.slots import OUTCOME, newest
@@ -29,6 +29,7 @@ def work(
     trials: how many in all, None for the whole grid. url: of the storage, None for SQLite in the
     folder.
     """
+    check_folder(place.folder)
     total = len(grid_points(sweep.space)) if trials is None else trials
     number = "1 trial" if total == 1 else f"{total} trials"
     say(f"writing to {place.folder}: {number} over {', '.join(sweep.space)}")

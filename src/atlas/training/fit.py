@@ -81,18 +81,16 @@ def fit(
     gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     place = RunFolder(Path(folder)) if folder is not None and ranks.first else None
     title = place.path.name if place else "training"
+    parts = {"method": method, "threat": threat, "training": training}
+    table = config or {name: table_of(part, REGISTRIES) for name, part in parts.items()}
     with (
-        locked(place.path) if place else nullcontext(),
+        locked(place.path, lambda: place.check_config(table, allow_changes)) if place else nullcontext(),
         caught_signals() if folder is not None else nullcontext(Requests()) as requests,
         torch.random.fork_rng(gpus),
         Display(title, training.schedule.epochs, shown=progress, first=ranks.first) as display,
         Log(place) as log,
     ):
         torch.manual_seed(training.seed)  # for dropout; all else has streams of its own
-        parts = {"method": method, "threat": threat, "training": training}
-        table = config or {name: table_of(part, REGISTRIES) for name, part in parts.items()}
-        if place:
-            place.check_config(table, allow_changes)
         _start_alike(model, ranks)
         trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests, ranks)
         _warn_of_short_reach(trainer)

@@ -84,6 +84,47 @@ def test_paths_and_names(
     assert {path.name for path in tmp_path.iterdir()} == set(files)
 
 
+FOREIGN = {
+    "files": {"thesis.tex": "x", ".video.part": "x", ".a.12.atlas.part": "x"},
+    "a lock": {"thesis.tex": "x", "lock": "theirs", ".video.part": "x"},
+    "a configuration": {"config.json": "{}", ".video.part": "x"},
+}
+EVALUATE = ("evaluate", "their_net:net", "--data", "mnist-mini", "--eps", "0.1", "--n", "4")
+
+
+@pytest.mark.parametrize("files", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train", "demo-adv-1"),
+        ("sweep", "demo-adv-1", "--grid", "method.attack.restarts=1,2"),
+        EVALUATE,
+        (*EVALUATE, "--processes", "2"),
+    ],
+    ids=["train", "sweep", "evaluate", "shards"],
+)
+def test_a_foreign_folder_is_refused_before_anything_in_it_is_changed(
+    command: tuple[str, ...],
+    files: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "their_net.py").write_text(
+        "from torch import nn\n"
+        "def net(num_classes, shape):\n    return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert atlas(monkeypatch, *command, "--out", "theirs") == 2
+    assert capsys.readouterr().err.startswith("atlas: theirs ")
+    assert {path.name: path.read_text() for path in folder.iterdir()} == files
+
+
 RUN = "=cmd('x') [red]<b>& 100%_$x$"
 SUITE = 'attacks = [{ label = "+1 \\u001b[2J[/] \\\\input{x} |<i>", name = "pgd", steps = 2 }]\n'
 

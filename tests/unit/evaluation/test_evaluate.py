@@ -266,6 +266,16 @@ def test_shards_of_another_evaluation_are_not_merged(images: Images, tmp_path: P
     assert columns(run(images, folder=tmp_path)) == columns(first)
 
 
+def test_merging_deletes_the_folders_of_this_evaluation_only(images: Images, tmp_path: Path) -> None:
+    (tmp_path / "shard-0-of-4").mkdir(parents=True)
+    (tmp_path / "shard-0-of-4/train.tar").write_text("a user's data")
+    for index in range(2):
+        run(images, folder=tmp_path, shard=Shard(index, 2))
+    merge(tmp_path, 2, list(ATTACKS))
+    assert [path.name for path in tmp_path.glob("shard-*")] == ["shard-0-of-4"]
+    assert (tmp_path / "shard-0-of-4/train.tar").exists()
+
+
 def test_two_at_a_time_in_one_folder_are_refused(images: Images, tmp_path: Path) -> None:
     def model(x: Tensor) -> Tensor:
         with pytest.raises(LockError):

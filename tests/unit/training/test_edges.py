@@ -338,4 +338,4 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\); choose a new or an empty one"):
         trained(net(), *images(), folder=tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex", "lock"}
+    assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex"}
