@@ -93,6 +93,15 @@ class RunFolder:
             )
         return config
 
+    def validated_with(self) -> Table | None:
+        """The threat and the validation attack of the configuration: states of older versions do not say."""
+        config = self.read_config() if self.config.exists() else {}
+        try:
+            attack = config["training"]["validation"]["attack"]
+            return {"threat": config["threat"], "training.validation.attack": attack}
+        except (KeyError, TypeError):  # a configuration of the caller's own
+            return None
+
     def require_room(self, weights: int, state: int) -> None:
         """Refuse a disk without room for the files of a run whose weights and states are so large, in bytes.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from atlas.errors import CheckpointError, Interrupted
+from atlas.errors import CheckpointError, Interrupted, UsageError
 from atlas.training.folder import RunFolder
 from atlas.training.log import Record
 from atlas.training.ranks import State
@@ -110,6 +110,8 @@ class Keeper:
         self.trainer.learner.load(tensors)
         try:
             self.trainer.go_on_from(about)
+        except UsageError:
+            raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
                 f"the saved state is of another version of atlas ({type(error).__name__}: {error}): go on "
@@ -124,4 +126,5 @@ class Keeper:
         tensors, about, complaints = found
         for complaint in complaints:
             self.trainer.display.warn(f"{complaint}; going on from the state before")
-        return tensors, about
+        assert self.folder is not None
+        return tensors, {"validated_with": self.folder.validated_with(), **about}

@@ -50,6 +50,13 @@ class Progress:
     def means(self) -> dict[str, float]:
         return {name: total / self.seen for name, total in self.sums.items()}
 
+    def forget_validation(self) -> None:
+        """Start the choice of the best epoch, the count of a plateau and the watch for a collapse anew.
+
+        The cuts of the learning rate stay.
+        """
+        self.guide, self.watch = Guide(cuts=self.guide.cuts), Watch()
+
     def next_epoch(self) -> None:
         self.epoch += 1
         self.batch = self.seen = self.probes = 0

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from atlas.attacks import frozen, lanes
 from atlas.attacks.finite import NotFinite
+from atlas.config import Table, differences, table_of
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
 from atlas.disk import write_atomic
-from atlas.errors import Interrupted, NumericError, model_errors
+from atlas.errors import Interrupted, NumericError, UsageError, model_errors
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
@@ -30,7 +31,7 @@ from atlas.training.log import Log, Record
 from atlas.training.precision import lowered, lowered_model, searched_model
 from atlas.training.progress import Progress
 from atlas.training.ranks import Ranks
-from atlas.training.settings import Training
+from atlas.training.settings import REGISTRIES, Training
 
 PROBE_EVERY = 50
 """Batches between two looks at the Jacobian: two passes each, about 1% of the work. The last batch of an
@@ -94,13 +95,37 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """All but the tensors, as a plain table; the metrics are on disk first."""
-        return {"progress": asdict(self.at), "metrics_bytes": self.log.flush()}
+        return {
+            "progress": asdict(self.at),
+            "metrics_bytes": self.log.flush(),
+            "validated_with": self.validated_with,
+        }
+
+    @property
+    def validated_with(self) -> Table:
+        """What the accuracies of two epochs must have in common to be compared."""
+        parts = {"threat": self.threat, "training.validation.attack": self.training.validation.attack}
+        return {name: table_of(part, REGISTRIES) for name, part in parts.items()}
 
     def go_on_from(self, state: Mapping[str, Any]) -> None:
         self.at = Progress.of(state["progress"])
-        if self.at.ended not in (None, COLLAPSED):  # the schedule may be a longer one now
+        changed = differences(state.get("validated_with") or self.validated_with, self.validated_with)
+        if changed:
+            self.at.forget_validation()
+        if self.at.ended is not None and (changed or self.at.ended != COLLAPSED):
+            # The schedule may be a longer one now.
             self.at.ended = self.at.guide.finished(self.at.epoch - 1, self.schedule)
+        if changed and self.at.ended:
+            raise UsageError(
+                f"{'; '.join(changed)}: {self.at.ended}, so no epoch is left to be validated with the new "
+                "values. Set a larger training.schedule.epochs"
+            )
         self.log.open(state["metrics_bytes"], self.at.step)
+        if changed:
+            self.display.warn(
+                f"{'; '.join(changed)}: earlier accuracies cannot be compared with later ones, so the best "
+                "epoch, the plateau tracker and the collapse detector start anew"
+            )
 
     @property
     def method(self) -> Method:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import atlas
 from atlas.attacks import FGSM, PGD
-from atlas.checkpoint import load_tensors
+from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
@@ -325,6 +326,61 @@ def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path: Path) -> 
     run(folder=tmp_path / "run")
     more = run(training=longer, folder=tmp_path / "run", allow_changes=True)
     assert more.epochs == run(training=longer, folder=tmp_path / "whole").epochs
+
+
+WEAK = Validation(size=0.25, attack=PGD(steps=1, step_size=1e-3, start_at="clean"))
+
+
+@pytest.mark.filterwarnings("ignore:the steps of training.validation.attack go", "ignore:collapse")
+@pytest.mark.parametrize("known", [True, False], ids=["", "state of an older version"])
+@pytest.mark.parametrize(
+    ("weak", "strong", "change"),
+    [
+        (
+            (atlas.Linf(0.01), SHORT.validation),
+            (atlas.Linf(0.4), SHORT.validation),
+            "threat.eps: 0.01 -> 0.4",
+        ),
+        ((atlas.Linf(0.3), WEAK), (atlas.Linf(0.3), SHORT.validation), "attack.steps: 1 -> 3"),
+    ],
+    ids=["threat", "validation attack"],
+)
+def test_another_threat_or_validation_attack_starts_the_choice_of_the_best_epoch_anew(
+    tmp_path: Path,
+    weak: tuple[atlas.Linf, Validation],
+    strong: tuple[atlas.Linf, Validation],
+    change: str,
+    known: bool,
+) -> None:
+    """What the first epochs reached under a weak attack says nothing of those under a strong one."""
+
+    def trained(under: tuple[atlas.Linf, Validation], epochs: int) -> atlas.training.Result:
+        schedule = Schedule(kind="guided", epochs=epochs, ramp_epochs=0, plateau=1)
+        training = replace(SHORT, schedule=schedule, validation=under[1])
+        where = {"folder": tmp_path, "allow_changes": True, "progress": False}
+        return fit(network(), task(), Adv(), threat=under[0], training=training, **where)  # type: ignore[arg-type]
+
+    first = trained(weak, 3)
+    if not known:
+        state = RunFolder(tmp_path).state
+        tensors, about = load_tensors(state)
+        del about["validated_with"]
+        save_tensors(state, tensors, about)
+    with pytest.raises(
+        UsageError, match=f"{change}.*all 3 epochs done.*Set a larger training.schedule.epochs"
+    ):
+        trained(strong, 3)
+    with pytest.warns(
+        UserWarning, match=f"{change}.*best epoch, the plateau tracker and the collapse detector"
+    ):
+        second = trained(strong, 5)
+    assert second.best_robust < first.best_robust, "or this would test nothing"
+    assert second.best_robust == max(e["val_robust"] for e in second.epochs[3:])
+    assert second.best_epoch >= 3
+    assert not second.epochs[3]["collapse"]
+    assert second.epochs[4]["lr"] == second.epochs[3]["lr"], "a false plateau would have cut it"
+    best = load_file(tmp_path / "best.safetensors")
+    assert all(torch.equal(best[k], v) for k, v in second.model.state_dict().items())
 
 
 def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(tmp_path: Path) -> None:
