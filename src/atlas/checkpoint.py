@@ -1,6 +1,6 @@
 """Tensors in files with a checksum.
 
-Weights and states are safetensors with JSON beside the tensors; nothing pickled is ever read.
+Weights and states are safetensors with JSON beside the tensors; nothing pickled is read here.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import AtlasError, CheckpointError
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.models import build, source
+from atlas.models.weights import read_weights
 from atlas.training import load_model
 from atlas.training.folder import RunFolder
 from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz, little_memory
@@ -99,6 +100,23 @@ def test_weights_of_somebody_elses(tmp_path: Path, count: int) -> None:
             source.load(path, name="cnn-small", num_classes=2, shape=(1, 4, 4))
 
     fuzz(changes, check, count)
+
+
+@each_size
+def test_state_dicts_of_torch_save(tmp_path: Path, count: int) -> None:
+    """Pickles from anywhere: tensors by name, or refused; nothing in them is called."""
+    path = tmp_path / "theirs.pth"
+    torch.save({"state_dict": {"module.w": torch.arange(6.0)}, "epoch": 3}, path)
+    zipped = path.read_bytes()
+    torch.save({"module.w": torch.arange(6.0)}, path, _use_new_zipfile_serialization=False)
+    forms = zipped, path.read_bytes()
+
+    def check(case: tuple[int, Changes]) -> None:
+        path.write_bytes(changed(forms[case[0]], case[1]))
+        with suppress(CheckpointError):
+            assert all(isinstance(tensor, torch.Tensor) for tensor in read_weights(path).values())
+
+    fuzz(st.tuples(st.integers(0, 1), changes), check, count)
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
+from atlas.models.weights import Normalization
 from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
 from atlas.training.contact import rank, size
@@ -38,8 +39,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN_OR_MODEL",
-            help="A run's folder, weights (.safetensors, with --model), a torch.export archive (.pt2), "
-            "an ONNX file (.onnx), or module.path:factory.",
+            help="A run's folder, weights (.safetensors, .pt or .pth, with --model), a torch.export archive "
+            "(.pt2), an ONNX file (.onnx), or module.path:factory.",
         ),
     ],
     suite: Annotated[
@@ -63,8 +64,17 @@ def evaluate(
     norm: Annotated[str | None, typer.Option(help="linf or l2.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set's name or path; default: the run's.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Whose weights a .safetensors file holds: `atlas models`.")
+        str | None, typer.Option(help="The model of a weights file: see `atlas models`.")
     ] = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS",
+            help="For a model that expects normalised images: the mean of each channel, such as "
+            "0.485,0.456,0.406. With --std.",
+        ),
+    ] = None,
+    std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="The std of each channel.")] = None,
     surrogate: Annotated[
         list[str] | None,
         typer.Option(
@@ -92,15 +102,16 @@ def evaluate(
 
     - `atlas evaluate runs/mnist-atlas-1` : a quick look at a run
     - `atlas evaluate runs/mnist-atlas-1 --suite paper --n 1000 --surrogate runs/mnist-adv-1`
-    - `atlas evaluate weights.safetensors --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
+    - `atlas evaluate old.pth --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
+    - `atlas evaluate old.pth --model my.module:network --data photos --eps 8/255 --mean 0.5 --std 0.25`
     - `atlas evaluate my.module:network --data my.npz --eps 8/255 --suite my-suite.toml`
     - `torchrun --nproc-per-node 8 -m atlas evaluate runs/mnist-atlas-1` : on 8 GPUs; or --processes 8
 
-    Interrupted, the same command goes on where it was.
+    After an interruption the same command resumes.
     """
     if shard is not None:
         leave_with_parent()
-    subject = named(what, model, data, device)
+    subject = named(what, model, data, device, _normalization(mean, std))
     threat = _threat(subject.threat, eps, norm)
     images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
     loaded = subject.load(images)
@@ -147,6 +158,16 @@ def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
     if not isinstance(known, kind):
         raise UsageError(f"--eps is missing: the run's threat is {known}, which says nothing of {norm}")
     return known
+
+
+def _normalization(mean: str | None, std: str | None) -> Normalization | None:
+    if mean is None or std is None:
+        if mean != std:
+            raise UsageError("--mean and --std belong together, got only one of them")
+        return None
+    return [number(part, "--mean") for part in _split([mean])], [
+        number(part, "--std") for part in _split([std])
+    ]
 
 
 def _split(names: list[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What `atlas evaluate` is pointed at: a run's folder, a file of a model, or one's own factory."""
+"""What `atlas evaluate` evaluates: a run's folder, a model's file, or a factory."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from atlas.attacks import Model
 from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.models import source
+from atlas.models.weights import Normalization
 from atlas.reproduce import preset
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
@@ -33,6 +34,7 @@ class Subject:
     """Where its evaluations go."""
     model: str | None
     device: str | None
+    normalize: Normalization | None = None
 
     def load(self, images: Images) -> source.Loaded:
         """The model itself, for images such as these."""
@@ -40,24 +42,35 @@ class Subject:
         if Path(self.what).is_dir():
             return source.of_module(load_model(self.what, device=device), device)
         return source.load(
-            self.what, name=self.model, num_classes=images.num_classes, shape=images.shape, device=device
+            self.what,
+            name=self.model,
+            num_classes=images.num_classes,
+            shape=images.shape,
+            normalize=self.normalize,
+            device=device,
         )
 
 
-def named(what: str, model: str | None, data: str | None, device: str | None) -> Subject:
+def named(
+    what: str,
+    model: str | None,
+    data: str | None,
+    device: str | None,
+    normalize: Normalization | None = None,
+) -> Subject:
     """Find out what the words of the command line mean; nothing is loaded yet."""
     path = Path(what)
     if path.is_dir():
-        if model is not None:
-            raise UsageError(f"{what} is a run's folder and knows its model; leave --model away")
+        if model is not None or normalize is not None:
+            raise UsageError(f"{what} is a run's folder, which has its model: omit --model, --mean and --std")
         config = load_config(path)
         return Subject(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
     if ":" not in what and not path.suffix:
-        raise UsageError(f"there is no folder {what}; wanted a run's folder, {source.KINDS}")
+        raise UsageError(f"there is no folder {what}; expected a run's folder, {source.KINDS}")
     if data is None:
         raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
     name = what.replace(":", ".") if ":" in what else path.stem
-    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device)
+    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device, normalize)
 
 
 def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:

@@ -41,6 +41,14 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
     ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Start from these weights (.safetensors, .pt, .pth, or a run's folder) instead of random "
+            "ones; the preset `finetune` has a suitable learning rate. Short for --set weights=FILE.",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Short for --set training.seed=SEED.")] = None,
     on_collapse: Annotated[
         str | None, typer.Option(help="continue, stop or rollback: short for --set training.on_collapse=...")
@@ -70,8 +78,9 @@ def train(
     - `atlas train mnist-quick-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
     - `atlas train mnist-quick-atlas-1 --precision auto` : faster where the processor knows bfloat16
     - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-quick-atlas-1"`
-    - `atlas train --resume runs/mine` : after a crash or Ctrl-C, to the same bits as if it had never stopped
-    - `torchrun --nproc-per-node 8 -m atlas train cifar10-atlas-1` : on 8 GPUs; the same again goes on
+    - `atlas train finetune --weights old.pth --set model=wrn-28-8 --set data=cifar10` : trained weights
+    - `atlas train --resume runs/mine` : after a crash or Ctrl-C, with bit-identical results
+    - `torchrun --nproc-per-node 8 -m atlas train cifar10-atlas-1` : on 8 GPUs; repeat it to resume
     """
     if (what is None) == (resume is None):
         raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
@@ -83,7 +92,14 @@ def train(
     else:
         assert resume is not None
         folder, table = resume, load_config(resume).table()
-    changes = _changes(settings, seed, on_collapse, None if precision == "auto" else precision)
+    short = {
+        "weights": weights,
+        "training.seed": seed,
+        "training.on_collapse": on_collapse,
+        "training.precision": None if precision == "auto" else precision,
+    }
+    changes = [setting(text) for text in settings or []]
+    changes += [(key, value) for key, value in short.items() if value is not None]
     config = RunConfig.of(overridden(table, changes))
     if started():
         if processes not in (1, size()):
@@ -123,14 +139,6 @@ def _one_voice() -> Iterator[None]:
         if rank():
             raise typer.Exit(error.exit_code) from error
         raise
-
-
-def _changes(
-    settings: list[str] | None, seed: int | None, on_collapse: str | None, precision: str | None
-) -> list[tuple[str, Any]]:
-    short = {"seed": seed, "on_collapse": on_collapse, "precision": precision}
-    pairs = [setting(text) for text in settings or []]
-    return pairs + [(f"training.{key}", value) for key, value in short.items() if value is not None]
 
 
 def _auto(folder: Path, device: str | None, ranks: Ranks) -> list[tuple[str, Any]]:

@@ -13,21 +13,18 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atlas.errors import CheckpointError, UsageError
+from atlas.errors import UsageError
 from atlas.models import build
 from atlas.models.exported import load_exported
 from atlas.models.onnx import load_onnx
+from atlas.models.weights import SUFFIXES, Normalization, load_weights, normalization_of, read_weights
 
-Normalization = tuple[Sequence[float], Sequence[float]]
-FILES = (".safetensors", ".pt2", ".onnx")
-PICKLED = (".pt", ".pth", ".ckpt", ".pkl", ".bin")
+FILES = (*SUFFIXES, ".pt2", ".onnx")
 KINDS = (
-    "weights (.safetensors, with the model's name), a torch.export archive (.pt2), an ONNX file (.onnx) or "
-    "module.path:factory"
+    "weights (.safetensors, .pt or .pth, with the model's name), a torch.export archive (.pt2), an ONNX file "
+    "(.onnx) or module.path:factory"
 )
 
 
@@ -55,13 +52,13 @@ def load(
 ) -> Loaded:
     """The model that `what` names: weights for the model called `name`, an archive, an ONNX file, a factory.
 
-    `num_classes` and `shape` are those of the data set; `normalize` is (mean, std), a number a channel each,
-    for a model that does not centre its images itself. A run's folder is for `atlas.load_model`, and the
-    model that this gives for `of_module`.
+    `num_classes` and `shape` are those of the data set; `normalize` is (mean, std), one number per channel
+    each, for a model that does not normalise its images itself. For a run's folder use `atlas.load_model`,
+    and for the model that it returns `of_module`.
     """
     path, kind, device = Path(what), Path(what).suffix.lower(), torch.device(device)
     _check(what, path, kind, name)
-    if kind == ".safetensors":
+    if kind in SUFFIXES:
         return of_module(_weighted(path, str(name), num_classes, shape, normalize), device)
     if kind not in FILES:
         return of_module(build(str(what), num_classes, shape, normalize), device)
@@ -72,23 +69,14 @@ def load(
 
 
 def _check(what: str | Path, path: Path, kind: str, name: str | None) -> None:
-    if kind in PICKLED:
-        raise UsageError(
-            f"{what} is a pickle by its name, which can run anything when loaded; wanted {KINDS}: write the "
-            "weights with safetensors.torch.save_file(model.state_dict(), path)"
-        )
     if kind in FILES and not path.is_file():
-        raise UsageError(f"there is no file {what}; wanted {KINDS}")
+        raise UsageError(f"there is no file {what}; expected {KINDS}")
     if kind not in FILES and ":" not in str(what):
-        raise UsageError(f"{what} is no model; wanted a run's folder, {KINDS}")
-    if kind == ".safetensors" and name is None:
-        raise UsageError(
-            f"{what} holds weights: say whose, by a model's name or module.path:factory (--model)"
-        )
-    if kind != ".safetensors" and name is not None:
-        raise UsageError(
-            f"the model name {name!r} goes with weights (.safetensors); {what} has no use for it"
-        )
+        raise UsageError(f"{what} is not a model; expected a run's folder, {KINDS}")
+    if kind in SUFFIXES and name is None:
+        raise UsageError(f"{what} holds weights: name their model with --model, see `atlas models`")
+    if kind not in SUFFIXES and name is not None:
+        raise UsageError(f"the model name {name!r} is for weights files; {what} is a whole model: omit it")
 
 
 def of_module(model: nn.Module, device: torch.device | str = "cpu") -> Loaded:
@@ -141,17 +129,10 @@ def _weighted(
     path: Path, name: str, num_classes: int, shape: Sequence[int], normalize: Normalization | None
 ) -> nn.Module:
     """The model with the weights of the file, which may hold the normalisation too, as those of a run do."""
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    own = [tensors[key].flatten().tolist() for key in ("normalize.mean", "normalize.std") if key in tensors]
-    if own and normalize is not None:
-        raise UsageError(f"{path} has a normalisation of its own, by {own}; leave out {normalize}")
-    model = build(name, num_classes, shape, (own[0], own[-1]) if own else normalize)
-    core = model.get_submodule("net") if normalize is not None else model
-    try:
-        core.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit {name!r}: {error}") from error
+    tensors = read_weights(path)
+    own = normalization_of(tensors)
+    if own is not None and normalize is not None:
+        raise UsageError(f"{path} already holds a normalisation, mean {own[0]} and std {own[1]}: omit yours")
+    model = build(name, num_classes, shape, own or normalize)
+    load_weights(model, tensors, path, name)
     return model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from atlas.config import Table, merge
@@ -17,11 +18,13 @@ def as_toml(config: RunConfig, name: str, preset: Table, comment: str) -> str:
 
     name, preset: what the sweep was given, and the table that it stands for, without `--set`.
     """
-    lines = _changes(RunConfig.of(preset).table(), config.table())
-    text = f"# {comment}\nextends = {_value(name)}\n\n" + "\n".join(lines) + "\n"
     # Only files of its own folder can extend a file, and this one is written to the sweep's.
-    if not name.endswith(".toml") and _gives(config, preset, text):
-        return text
+    if not name.endswith(".toml"):
+        with suppress(UsageError):  # a preset may lack what `--set` has given
+            lines = _changes(RunConfig.of(preset).table(), config.table())
+            text = f"# {comment}\nextends = {_value(name)}\n\n" + "\n".join(lines) + "\n"
+            if _gives(config, preset, text):
+                return text
     return f"# {comment}\n" + "\n".join(_changes({}, config.table())) + "\n"
 
 
@@ -29,10 +32,7 @@ def _gives(config: RunConfig, preset: Table, text: str) -> bool:
     """Whether the text on top of the preset is the configuration; a table given anew may lack its keys."""
     changes = tomllib.loads(text)
     del changes["extends"]
-    try:
-        return RunConfig.of(merge(preset, changes)) == config
-    except UsageError:
-        return False
+    return RunConfig.of(merge(preset, changes)) == config
 
 
 def _changes(base: Mapping[str, Any], table: Mapping[str, Any], where: str = "") -> list[str]:

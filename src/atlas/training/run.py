@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ from torch import Tensor, nn
 
 from atlas import config as conf
 from atlas import data, models
+from atlas.attacks import frozen
+from atlas.attacks.lanes import ask
 from atlas.checkpoint import load_tensors
+from atlas.data.store import at_home
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
+from atlas.models.weights import Normalization, load_weights, normalization_of, read_weights
+from atlas.terminal import Terminal
 from atlas.threat import Threat
 from atlas.training.contact import local_device
 from atlas.training.fit import fit
@@ -24,20 +30,32 @@ from atlas.training.log import Record
 from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
 
+SHOWN_IMAGES = 500
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """A normalisation by given numbers, one per channel each."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
 
 @dataclass(frozen=True)
 class RunConfig:
     """All that decides the outcome of a run."""
 
     data: str
-    """A named data set, or the path of one's own."""
+    """A named data set, or the path of your own."""
     model: str
     """A model's name, or ``module.path:factory``."""
     method: Method
     threat: Threat
-    normalize: bool = False
-    """Whether the model's first layer centres and scales by the training set's mean and deviation."""
+    normalize: bool | MeanStd = False
+    """Whether the model's first layer normalises by the training set's mean and std, or by these numbers."""
     training: Training = Training()
+    weights: str | None = conf.later(None)
+    """Weights to start from instead of random ones: a file (.safetensors, .pt, .pth) or a run's folder."""
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> RunConfig:
@@ -79,14 +97,19 @@ def train(
     """
     place = checked_device(local_device(device))
     images = data.load(config.data, train=True, root=data_root)
+    path, tensors = _starting_weights(config)
     about = {
         "config": conf.fingerprint(config.table()),
         "model": config.model,
         "num_classes": images.num_classes,
         "shape": list(images.shape),
-        "normalize": images.stats() if config.normalize else None,
+        "normalize": _normalization(config, images, path, tensors),
     }
     model = _build(about, config.training.seed)
+    if tensors:
+        load_weights(model, tensors, path, config.model)
+        if progress and ranks.first and not RunFolder(folder).begun:
+            _show_start(model.to(place), images, path, config.training.batch_size)
     return fit(
         model,
         images,
@@ -102,6 +125,42 @@ def train(
         progress=progress,
         ranks=ranks,
     )
+
+
+def _starting_weights(config: RunConfig) -> tuple[Path, dict[str, Tensor]]:
+    """The file that the run starts from and its tensors; none where it starts from random weights."""
+    if config.weights is None:
+        return Path(), {}
+    path = at_home(config.weights)
+    path = RunFolder(path).best if path.is_dir() else path
+    return path, read_weights(path)
+
+
+def _normalization(
+    config: RunConfig, images: data.Images, path: Path, tensors: Mapping[str, Tensor]
+) -> Normalization | None:
+    """The one in the weights to start from, which were trained with it; else what the configuration says."""
+    own = normalization_of(tensors)
+    if isinstance(config.normalize, MeanStd):
+        if own is not None:
+            raise UsageError(f"{path} already holds a normalisation, mean {own[0]}, std {own[1]}: omit yours")
+        return config.normalize.mean, config.normalize.std
+    return own or (images.stats() if config.normalize else None)
+
+
+def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: int) -> None:
+    """Print how accurate the weights are before training, where a wrong normalisation shows."""
+    part = slice(SHOWN_IMAGES)
+    x, y = images.pixels(part, next(model.parameters()).device), images.y[part]
+    with suppress(Exception), frozen(model), torch.no_grad():  # `fit` reports what a model fails at
+        right = int((ask(model, x, batch_size).argmax(1).cpu() == y).sum())
+        text = f"{path}: {right / len(y):.1%} correct on the first {len(y)} training images, before training"
+        if right <= int(y.bincount().max()):
+            text += (
+                ", which is no better than a constant answer. If the weights were trained on normalised "
+                "images, set normalize = { mean = [...], std = [...] }"
+            )
+        Terminal(stderr=True).print(text, soft_wrap=True)
 
 
 def _build(about: Mapping[str, Any], seed: int = 0, device: str = "cpu") -> nn.Module:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from atlas.attacks import suites
@@ -37,6 +38,22 @@ def test_weights_to_json(
     assert summary["about"]["threat"] == {"name": "linf", "eps": pytest.approx(8 / 255)}
     (folder,) = (tmp_path / "evaluations/net").iterdir()
     assert json.loads((folder / "summary.json").read_text()) == summary
+
+
+def test_a_state_dict_with_a_normalisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same numbers as from a file that holds the normalisation."""
+    monkeypatch.chdir(tmp_path)
+    net = build("cnn-small", normalize=((0.13,), (0.31,)), seed=1)
+    torch.save({"state_dict": net.get_submodule("net").state_dict()}, "old.pth")
+    save_file(net.state_dict(), "whole.safetensors")
+    options = (*MODEL, "--eps", "0.1", "--attacks", "fgsm", "--json")
+    found = []
+    for command in (("old.pth", "--mean", "0.13", "--std", "0.31"), ("whole.safetensors",)):
+        assert atlas(monkeypatch, "evaluate", *command, *options) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
 
 
 def test_a_run_knows_its_data_and_threat(
@@ -90,7 +107,9 @@ def test_a_run_knows_its_data_and_threat(
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--attacks", "apdg"), 2, "did you mean 'apgd'"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--norm", "l2", "--attacks", "rays"), 2, "defined for Linf"),
         (("WEIGHTS", "--model", "cnn", "--data", "mnist-mini", "--eps", "0.1"), 4, "does not fit"),
-        (("weights.pth", *MODEL, "--eps", "0.1"), 2, "pickle"),
+        (("weights.pth", *MODEL, "--eps", "0.1"), 2, "there is no file weights.pth"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "0.5"), 2, "--mean and --std belong together"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "a", "--std", "1"), 2, "--mean is 'a'"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--surrogate", "demo-adv-1"), 2, "black box attack"),
     ],
 )

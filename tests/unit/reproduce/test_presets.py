@@ -88,6 +88,19 @@ ROWS: dict[str, tuple[Task, Method]] = {
 }
 
 
+NEUTRAL = {"standard", "finetune"}
+"""Presets for any data and model, which a user sets."""
+
+
+def test_neutral_presets_need_data_and_model() -> None:
+    for name in NEUTRAL:
+        table = load_preset(name)[1]
+        with pytest.raises(UsageError, match="data is missing"):
+            RunConfig.of(table)
+        with pytest.raises(UsageError, match="model is missing"):
+            RunConfig.of({**table, "data": "mine.npz"})
+
+
 def test_every_row_of_the_paper_is_there() -> None:
     assert set(ROWS) <= set(names())
 
@@ -119,7 +132,7 @@ def test_every_preset_builds_and_is_described(name: str) -> None:
     _, table = load_preset(name)
     assert "description" not in table
     assert "extends" not in table
-    RunConfig.of(table)
+    RunConfig.of({"data": "mine.npz", "model": "cnn", **table} if name in NEUTRAL else table)
     assert len(description(name)) > 10
 
 
@@ -127,7 +140,7 @@ def test_descriptions_tell_the_rows_apart() -> None:
     assert len({description(name) for name in names()}) == len(names())
 
 
-@pytest.mark.parametrize("model", sorted({RunConfig.of(load_preset(name)[1]).model for name in names()}))
+@pytest.mark.parametrize("model", sorted({load_preset(name)[1]["model"] for name in {*names()} - NEUTRAL}))
 def test_models_of_the_presets_can_be_built(model: str) -> None:
     shape = (3, 32, 32) if model.startswith(("wrn", "preact")) else (1, 28, 28)
     assert sum(p.numel() for p in models.build(model, num_classes=10, shape=shape).parameters()) > 10_000
