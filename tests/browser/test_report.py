@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from atlas.report import page
-from atlas.report.collect import Epoch, collect
+from atlas.report.collect import Epoch, Given, collect
 from atlas.report.study import Settings
-from atlas.report.write import studied
+from atlas.report.write import kept, studied
 from tests.browser.chromium import Chromium, find
 from tests.unit.report import runs
 from tests.unit.report import test_comparison as by_hand
@@ -167,6 +167,26 @@ def test_a_long_name_leaves_room_for_numbers_on_a_phone(browser: Chromium, wide:
     browser.open(wide)
     assert browser.ask("document.querySelector('tbody th').offsetWidth") < 180
     assert browser.ask("document.documentElement.scrollWidth") <= 360
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_page_of_an_evaluation_alone_fits_and_shows_its_images(
+    browser: Chromium, tmp_path: Path, width: int
+) -> None:
+    model = runs.make_fit(tmp_path / "fit", digits := runs.make_data(tmp_path / "digits.npz"))
+    made = runs.evaluated_by_hand(tmp_path / "evaluation", model, digits, save_images=True)
+    (found,) = collect([tmp_path / "evaluation"])
+    text = page.render([found], {}, "x", kept([found], Given(data=digits)))
+    (tmp_path / "page.html").write_text(text, encoding="utf-8")
+    browser.look(width, 900, phone=width == 390)
+    browser.open(tmp_path / "page.html")
+    assert browser.complaints == []
+    assert browser.ask("document.documentElement.scrollWidth") <= width
+    widths = browser.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+    classes = len(set(made.y[made.results["PGD-3"].fooled].tolist()))
+    assert widths == [28] * 3 * classes
+    right = browser.ask("Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))")
+    assert right <= width
 
 
 @pytest.fixture(scope="module")

@@ -10,57 +10,85 @@ from typing import Annotated
 import typer
 
 from atlas.cli.console import Root
+from atlas.config import number
 from atlas.disk import write_atomic
-from atlas.errors import UsageError, unknown
+from atlas.errors import UsageError, choose, unknown
 from atlas.terminal import Terminal
-
-SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".tex": "latex", ".csv": "csv"}
-"""What a file of such a name is taken to be."""
+from atlas.threat import THREATS
 
 
 def report(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of runs, such as runs/demo/demo-*.")
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FOLDER",
+            help="Folders of runs or evaluations: runs/demo/demo-*, evaluations/*.",
+        ),
     ],
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="The file to write; default: report.html, tables to the terminal."),
     ] = None,
     kind: Annotated[
-        str, typer.Option("--format", help="html, or only the comparison as md, latex or csv.")
-    ] = "html",
+        str | None,
+        typer.Option(
+            "--format",
+            help="html, or only the comparison as md, latex, csv or json; default: by the suffix of --out, "
+            "else html.",
+        ),
+    ] = None,
     plots: Annotated[
         Path | None, typer.Option(help="Also write plots for papers (PDF, SVG, PNG) into this folder.")
     ] = None,
     n: Annotated[int, typer.Option(help="Test images for the report's own quick attack.")] = 200,
     steps: Annotated[int, typer.Option(help="Steps of that attack.")] = 20,
     no_attack: Annotated[
-        bool, typer.Option("--no-attack", help="Leave it out, and curves, gallery and answers with it.")
+        bool,
+        typer.Option("--no-attack", help="Omit that attack, and with it curves, gallery and confusions."),
     ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(help="The data set, where a folder does not state it: a name or path."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="The model, where a run does not state it: a name or module.path:factory."),
+    ] = None,
+    eps: Annotated[
+        str | None, typer.Option(help="The radius, where a run does not state it, such as 8/255.")
+    ] = None,
+    norm: Annotated[str, typer.Option(help="The norm that goes with --eps: linf or l2.")] = "linf",
     root: Root = None,
 ) -> None:
-    """Put runs side by side on one page that can be looked at, sent and printed.
+    """Put models side by side on one page that can be looked at, sent and printed.
 
     - `atlas report runs/mnist-* -o report.html` : one self-contained file, no network
+    - `atlas report evaluations/*` : models that were only evaluated
+    - `atlas report runs/mine --model my.module:network --data my.npz` : a run by atlas.fit
     - `atlas report runs/mnist-* --format latex` : the comparison for a paper (`booktabs`)
     - `atlas report runs/mnist-* --no-attack --plots figures/`
 
-    The table is made of the evaluations in the runs' folders (`atlas evaluate RUN` first). Curves by radius
-    and steps, the gallery and the answers under attack come from a quick attack of the report's own on --n
-    images; what it finds is kept in the run's folder, so the next report is instant.
+    The table is made of the evaluations in the folders (`atlas evaluate RUN` first). Curves by radius and
+    steps, the gallery and the answers under attack come from a quick attack of the report's own on --n images
+    of each run; what it finds is kept in the run's folder, so the next report is instant. The folder of an
+    evaluation holds no model to attack: it gives table, warnings, classes and the images it has kept.
     """
     from atlas.report import figures, page, write
-    from atlas.report.collect import collect
+    from atlas.report.collect import Given, collect
     from atlas.report.study import Settings, grouped
 
+    suffix = "" if out is None else out.suffix.lower()
+    meant = write.SUFFIXES.get(suffix)
+    kind = kind or meant or "html"
     if kind not in write.FORMATS:
         raise unknown("format", kind, write.FORMATS)
-    suffix = "" if out is None else out.suffix.lower()
-    if kind != SUFFIXES.get(suffix, kind):
-        raise UsageError(f"--out {out} is a {suffix} file, and the format is {kind}: give --format too")
+    if meant not in (None, kind):
+        raise UsageError(f"--out {out} is a {suffix} file, but --format is {kind}: omit one of them")
     if out is not None and out.is_dir():
-        raise UsageError(f"--out {out} is a folder; wanted a file, such as {out / 'report.html'}")
-    found = collect(runs)
+        raise UsageError(f"--out must be a file, such as {out / 'report.html'}, but {out} is a folder")
+    threat = None if eps is None else choose("norm", norm, THREATS)(number(eps))
+    given = Given(data, model, threat, root)
+    found = collect(folders, given)
     for run in found:
         for note in run.notes:
             _say(f"{run.name}: {note}", style="yellow")
@@ -71,7 +99,8 @@ def report(
         _say(f"{len(files)} plots in {plots}")
     if kind == "html":
         out = out or Path("report.html")
-        text = page.render(found, studies, shlex.join(["atlas", *sys.argv[1:]]))
+        kept = write.kept([run for run in found if run.name not in studies], given)
+        text = page.render(found, studies, shlex.join(["atlas", *sys.argv[1:]]), kept)
     else:
         text = write.tables(found, kind)
     if out is None:

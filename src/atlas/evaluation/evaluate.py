@@ -177,7 +177,8 @@ class _Work:
         if shard is None:
             flags += before(plan.attacks, plan.threat)
             flags += after([result.record() for result in results.values()])
-        report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds)
+        where = (images.class_names, self.place.path if self.place else None)
+        report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds, *where)
         if self.place and shard is None:
             self.place.save_summary(report.summary())
         return report

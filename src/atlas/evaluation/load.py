@@ -29,7 +29,9 @@ def load_report(path: Path) -> Report:
         }
         flags = [Flag(**flag) for flag in summary["flags"]]
         about = summary["about"]
-        return Report(about, clean["ids"], clean["y"], clean["right"], results, flags, place.times())
+        columns = (clean["ids"], clean["y"], clean["right"])
+        called = tuple(map(str, summary.get("class_names", ())))
+        return Report(about, *columns, results, flags, place.times(), called, path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(
             f"{path} holds no finished evaluation ({type(error).__name__}: {error}); run it to the end, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,10 +108,17 @@ class Report:
     flags: Sequence[Flag]
     seconds: Mapping[str, float]
     """Time that each attack took here, over all interruptions."""
+    class_names: Sequence[str] = ()
+    folder: Path | None = None
+    """Where the evaluation was kept, if it was."""
 
     @property
     def n(self) -> int:
         return len(self.y)
+
+    def named(self, label: int) -> str:
+        """The name of a class, or its number where it has none."""
+        return self.class_names[label] if label < len(self.class_names) else str(label)
 
     @property
     def threat(self) -> str:
@@ -166,6 +174,20 @@ class Report:
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, *(f"{flag.name}: {flag.message}" for flag in self.flags)])
 
+    def save(self, path: str | Path, *, name: str = "model") -> None:
+        """Write the report to a file: .html, .md, .tex, .csv or .json, by its suffix.
+
+            report.save("report.html", name="ResNet-18")
+
+        The page has the table, the warnings and the accuracy of each class, and some of the images that fool
+        the model where `save_images` kept them in a folder. `name` is what it calls the model. `atlas report`
+        puts several models side by side.
+        """
+        # The one import of a higher layer, at the time of the call: who has a report wants to keep it.
+        from atlas.report.write import save_report
+
+        save_report(self, Path(path), name)
+
     def summary(self) -> dict[str, Any]:
         """A JSON-able table: the same numbers for the same inputs, whatever happened on the way."""
         return {
@@ -175,6 +197,7 @@ class Report:
             "attacks": {label: _spent(result) for label, result in self.results.items()},
             "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
             "about": dict(self.about),
+            **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
 
     def lines(self) -> list[tuple[str, ...]]:

@@ -33,8 +33,8 @@ PARTS = len(STEPS) + len(RADII)
 
 def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     """From the run's folder where it is known, else by attacking the run's model."""
-    assert run.model is not None
-    data, threat = images.subset(slice(settings.n)), run.config.threat
+    assert run.threat is not None
+    data, threat = images.subset(slice(settings.n)), run.threat
     data_hash = data.fingerprint()
     key = {"model": run.weights, "data": data_hash, **settings.table()}
     key |= {"threat": [type(threat).__name__, threat.eps], "attack": attack_table(settings.attack)}
@@ -65,7 +65,8 @@ def _made(
     run: Run, data: Images, settings: Settings, tell: Display
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert run.model is not None
-    model, threat = run.model, run.config.threat
+    assert run.threat is not None
+    model, threat = run.model, run.threat
     device = next(model.parameters()).device
     x, y = data.pixels(slice(None), device), data.y.to(device)
     check_inputs(model, x, y, threat)
@@ -81,7 +82,7 @@ def _made(
             else under.attack(Untargeted(steps=steps, restarts=1), threat, f"{steps} steps").robust
             for steps in STEPS
         ]
-        radius = under.first_radius(settings.attack, logits.argmax(1) == y, main.robust)
+        radius = under.first_radius(settings.attack, threat, logits.argmax(1) == y, main.robust)
         logits_adv = lanes.ask(model, main.x_adv, 256)
     shown = first_of_each_class(data.y, (logits.argmax(1) == y).cpu())
     tensors = {"logits": logits, "logits_adv": logits_adv, "radius": radius, "held": torch.stack(held)}
@@ -109,7 +110,7 @@ class _Under:
             self.tell.step(f"{self.run.name}: {what}", engine.share_done)
         return engine.outcome()
 
-    def first_radius(self, attack: Untargeted, right: Tensor, robust: Tensor) -> Tensor:
+    def first_radius(self, attack: Untargeted, threat: Threat, right: Tensor, robust: Tensor) -> Tensor:
         """At which of RADII each image falls, from the smallest up, those that have fallen left out.
 
         right, robust: on the images themselves, and under this attack at the full radius.
@@ -120,9 +121,9 @@ class _Under:
             which = (radius == len(RADII)).nonzero()[:, 0]
             if not len(which):
                 break
-            threat = wider(self.run.config.threat, share)
+            ball = wider(threat, share)
             known = share == 1.0
-            held = robust[which] if known else self.attack(attack, threat, f"{share:g} eps", which).robust
+            held = robust[which] if known else self.attack(attack, ball, f"{share:g} eps", which).robust
             radius[which[~held]] = index
         return radius
 

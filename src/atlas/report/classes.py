@@ -72,7 +72,8 @@ def by_class(
 
 
 def of_comparison(comparison: Comparison, named: Callable[[int], str] = str) -> ByClass:
-    """The worst case over the attacks of an evaluation."""
+    """The worst case over the attacks of an evaluation; `named` is for classes that it has no names of."""
+    named = next((e.report.named for e in comparison.entries if e.report.class_names), named)
     right = {e.name: e.report.robust for e in comparison.entries if e.report.valid}
     invalid = {e.name: str(e.report.worst) for e in comparison.entries if not e.report.valid}
     what = f"Worst case over {', '.join(comparison.columns[1:-1])}; {comparison.title}"

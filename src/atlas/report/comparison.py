@@ -111,18 +111,24 @@ class Comparison:
 
     def table(self) -> Table:
         """Accuracy with its 95% interval, a row a model."""
+        trained = any(entry.run.seconds for entry in self.entries)
         rows: list[list[Cell | str]] = [
-            [entry.name, *(self.cell(entry, label) for label in self.columns), _training(entry.run)]
+            [
+                entry.name,
+                *(self.cell(entry, label) for label in self.columns),
+                *[_training(entry.run)] * trained,
+            ]
             for entry in self.entries
         ]
-        notes = [
-            "accuracy [95% Wilson interval]; the worst case is taken image by image over these attacks",
-            "tests speak of these models on these images; another seed would have trained other models",
-        ]
+        notes = ["accuracy [95% Wilson interval]; the worst case is taken image by image over these attacks"]
+        if len(self.entries) > 1:
+            notes.append(
+                "tests speak of these models on these images; another seed would have trained other models"
+            )
         unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
         if unmarked:
             notes.append(f"no best is marked where rows cannot be compared: {', '.join(unmarked)}")
-        columns = ["model", *self.columns, "training"]
+        columns = ["model", *self.columns, *["training"] * trained]
         return Table.of(self.title, columns, rows, notes=tuple(notes), tied_means=TIED_MEANS)
 
     def differences(self) -> Table | None:
@@ -178,7 +184,8 @@ def _rank(comparison: Comparison) -> tuple[float, ...]:
     at_most = statistics.fmean(1.0 if score.reasons else score.interval[1] for score in scores)
     runs = {entry.run.name for entry in comparison.entries}
     elsewhere = any(
-        entry.run.config.threat.eps != comparison.about["threat"]["eps"] for entry in comparison.entries
+        entry.run.threat is not None and entry.run.threat.eps != comparison.about["threat"]["eps"]
+        for entry in comparison.entries
     )
     return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
 

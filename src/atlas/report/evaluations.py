@@ -11,17 +11,19 @@ from atlas.evaluation.load import load_report
 
 NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
 """What a report reads of what an evaluation says about itself."""
+EVALUATIONS = "evaluations"
+"""The folder in which `atlas evaluate` puts evaluations."""
 
 
 def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
     """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss."""
     found, notes = dict[str, Report](), []
-    for place in sorted({*path.glob("*/config.json"), *path.glob("evaluations/*/config.json")}):
+    for place in sorted({*path.glob("*/config.json"), *path.glob(f"{EVALUATIONS}/*/config.json")}):
         folder = place.parent
         if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
             continue
         if not (folder / "summary.json").exists():
-            notes.append(f"evaluation {folder.name} has not come to its end: run it again to go on")
+            notes.append(unfinished(folder))
             continue
         report = checked_report(folder)
         if weights is not None and report.about["model"] != weights:
@@ -37,9 +39,14 @@ def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], 
     return found, notes
 
 
+def unfinished(folder: Path) -> str:
+    """What is said of an evaluation without a result."""
+    return f"evaluation {folder.name} has not finished: run it again to resume it"
+
+
 def _reproduced(path: Path) -> Path:
     """Where `atlas reproduce` evaluates the run that it trained here."""
-    return path.parent.parent / "evaluations" / path.name
+    return path.parent.parent / EVALUATIONS / path.name
 
 
 def _model_of(summary: Path) -> object:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from atlas.data import Images
+from atlas.errors import CheckpointError
+from atlas.evaluation import Report
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.report import pictures
-from atlas.report.study import Study
+from atlas.report.study import SHOWN, Study
+from atlas.threat import L2, Linf
 
 
 @dataclass(frozen=True)
@@ -92,3 +97,63 @@ def _view(name: str, study: Study, index: int) -> View:
     return View(
         name, pictures.png(x_adv), pictures.difference(x, x_adv, scale), scale, before, after, verdict
     )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """An image that fooled the model in an evaluation that kept such images."""
+
+    id: int
+    name: str
+    """Of its class."""
+    attack: str
+    step: int
+    """From 1, of the attack."""
+    x_adv: str
+    x: str = ""
+    """Nothing, like `change`, where the data set is not at hand."""
+    change: str = ""
+    scale: float = 1.0
+
+
+def kept_images(report: Report, images: Images | None = None) -> list[Kept]:
+    """Of each class the first image that the evaluation kept, with the original where `images` hold it."""
+    found: dict[int, Kept] = {}
+    originals = _originals(report, images)
+    for label, result in report.results.items():
+        kept = EvaluationFolder(report.folder).load_images(label) if report.folder else None
+        if kept is None:
+            continue
+        places = result.fooled.nonzero()[:, 0].tolist()
+        if kept[0].tolist() != report.ids[places].tolist():
+            raise CheckpointError(
+                f"{report.folder}: the images kept for {label} are not those that it fooled; evaluate again"
+            )
+        for place, x_adv in zip(places, kept[1], strict=True):
+            y = int(report.y[place])
+            if y not in found and len(found) < SHOWN:
+                x = None if originals is None else originals.pixels([place])[0]
+                found[y] = _kept(report, label, place, x_adv, x)
+    return [found[y] for y in sorted(found)]
+
+
+def _kept(report: Report, label: str, place: int, x_adv: Tensor, x: Tensor | None) -> Kept:
+    step = int(report.results[label].step[place]) + 1
+    shown = Kept(int(report.ids[place]), report.named(int(report.y[place])), label, step, pictures.png(x_adv))
+    if x is None:
+        return shown
+    name, eps = report.about["threat"]["name"], report.about["threat"]["eps"]
+    scale = pictures.enlarged(Linf(eps) if name == "linf" else L2(eps), x, x_adv)
+    return replace(shown, x=pictures.png(x), change=pictures.difference(x, x_adv, scale), scale=scale)
+
+
+def _originals(report: Report, images: Images | None) -> Images | None:
+    """The evaluated images, in the order of the report, if these images hold exactly them."""
+    if images is None:
+        return None
+    places = {number: place for place, number in enumerate(images.ids.tolist())}
+    wanted = [places.get(number, -1) for number in report.ids.tolist()]
+    if -1 in wanted:
+        return None
+    chosen = images.subset(wanted)
+    return chosen if chosen.fingerprint() == report.about["data_hash"] else None

@@ -18,7 +18,7 @@ from atlas.report import charted, classes, words
 from atlas.report.charts import MOST_BANDS, colour, swatch
 from atlas.report.collect import Run
 from atlas.report.comparison import Comparison, comparisons
-from atlas.report.gallery import Exhibit, gallery, scale_of_all
+from atlas.report.gallery import Exhibit, Kept, gallery, scale_of_all
 from atlas.report.study import Study, grouped
 from atlas.report.verdict import at_a_glance, verdict
 from atlas.report.words import threat_words
@@ -66,8 +66,14 @@ class Group:
         return [f"{name}: invalid ({', '.join(s.reasons)})" for name, s in self.studies.items() if s.reasons]
 
 
-def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> str:
-    """The page of these runs. Models without a study have no curves, gallery and confusion matrix."""
+def render(
+    runs: Sequence[Run],
+    studies: Mapping[str, Study],
+    command: str,
+    kept: Mapping[str, Sequence[Kept]] | None = None,
+) -> str:
+    """The page of these models. Those without a study have no curves, no confusion matrix, and in their
+    gallery the images that their evaluations have `kept`."""
     found = comparisons(runs)
     colours = {run.name: index for index, run in enumerate(runs)}
     ordered = {run.name: studies[run.name] for run in runs if run.name in studies}
@@ -83,7 +89,9 @@ def render(runs: Sequence[Run], studies: Mapping[str, Study], command: str) -> s
             glance=at_a_glance(found),
             groups=groups,
             studied=set(studies),
-            per_class=[] if groups else [classes.of_comparison(each) for each in found],
+            unstudied=[run for run in runs if run.name not in studies],
+            kept={name: images for name, images in (kept or {}).items() if images},
+            per_class=_per_class(found, groups),
             training=_training([run for run in runs if run.epochs], colours),
             flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
             key={name: colour(index) for name, index in _keys(runs, found).items()},
@@ -110,6 +118,7 @@ def _environment() -> Environment:
         "threat": threat_words,
         "trained_on": words.trained_on,
         "whole": words.whole,
+        "identity": words.identity,
         "upright": lambda names: "named" if any(len(name) > MOST_LEVEL for name in names) else "",
         "verdict": verdict,
         "shade": lambda share: f"h{round(SHADES * share)}",
@@ -158,6 +167,12 @@ def _group(studies: Mapping[str, Study], found: Sequence[Comparison], colours: M
         ),
         confusions=[classes.confusion(name, study) for name, study in sound.items()],
     )
+
+
+def _per_class(found: Sequence[Comparison], groups: Sequence[Group]) -> list[classes.ByClass]:
+    """Of the evaluations of models that no group has."""
+    shown = {name for group in groups for name in group.by_class.rows}
+    return [classes.of_comparison(each) for each in found if any(e.name not in shown for e in each.entries)]
 
 
 def _training(runs: Sequence[Run], colours: Mapping[str, int]) -> dict[str, Any] | None:

@@ -10,8 +10,10 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from atlas.config import table_of
+from atlas.methods import Method
 from atlas.terminal import one_line
-from atlas.training import RunConfig
+from atlas.threat import Threat
+from atlas.training import Training
 from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}
@@ -62,27 +64,31 @@ def method_words(method: object) -> str:
     return settings({k: v for k, v in table.items() if k in ("name", "alpha", "beta", "gamma")})
 
 
-def trained_on(config: RunConfig) -> str:
+def trained_on(method: Method, threat: Threat) -> str:
     """The attack of the training and its radius."""
-    attack = config.method.attack
-    if attack is None:
+    if method.attack is None:
         return "images as they are, without an attack"
-    threat = threat_words(table_of(config.threat, REGISTRIES))
-    return f"{settings(table_of(attack, REGISTRIES))}; {threat}"
+    words = threat_words(table_of(threat, REGISTRIES))
+    return f"{settings(table_of(method.attack, REGISTRIES))}; {words}"
 
 
-def course_words(config: RunConfig) -> str:
+def course_words(training: Training) -> str:
     """How long and how fast it was trained."""
-    schedule, optimizer = config.training.schedule, config.training.optimizer
+    schedule, optimizer = training.schedule, training.optimizer
     most = "at most " if schedule.kind == "guided" else ""
     epochs = f"{most}{schedule.epochs} epoch{'s' if schedule.epochs != 1 else ''}"
     pace = f"{optimizer.kind} with lr {optimizer.lr:g}, {schedule.kind}"
-    return f"{epochs}, {pace}, batches of {config.training.batch_size}"
+    return f"{epochs}, {pace}, batches of {training.batch_size}"
 
 
-def whole(config: RunConfig) -> str:
+def whole(table: Mapping[str, Any]) -> str:
     """All settings, as `config.json` has them."""
-    return json.dumps(config.table(), indent=2, sort_keys=True, ensure_ascii=False)
+    return json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False)
+
+
+def identity(model: str) -> str:
+    """By what a model is known, a digest without its end."""
+    return model[:16] if re.fullmatch("[0-9a-f]{64}", model) else model
 
 
 def coded(text: str) -> Markup:

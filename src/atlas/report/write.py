@@ -1,36 +1,91 @@
-"""From folders of runs to a page, tables or plots."""
+"""From models to a page, tables or plots."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from atlas import data
 from atlas.data import Images
-from atlas.errors import DataError, UsageError
+from atlas.disk import write_atomic
+from atlas.errors import AtlasError, UsageError
+from atlas.evaluation import Report
+from atlas.report import page
 from atlas.report.attacked import PARTS, study
-from atlas.report.collect import Run
+from atlas.report.collect import Given, Run, load_test_images
 from atlas.report.comparison import comparisons, long_table
 from atlas.report.display import Display
+from atlas.report.gallery import Kept, kept_images
 from atlas.report.study import Settings, Study
 
-FORMATS = ("html", "md", "latex", "csv")
+SUFFIXES = {
+    ".html": "html",
+    ".htm": "html",
+    ".md": "md",
+    ".tex": "latex",
+    ".csv": "csv",
+    ".json": "json",
+}
+"""What a file of such a name is taken to be."""
+FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
+
+
+def save_report(report: Report, path: Path, name: str) -> None:
+    """Write the report of one evaluation, in the format of the suffix."""
+    kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise UsageError(f"path must end in one of {', '.join(SUFFIXES)}, got {path}")
+    folder = report.folder.name if report.folder else "evaluation"
+    run = Run(name, report.folder or path.parent, {folder: report}, weights=str(report.about["model"]))
+    if kind == "html":
+        text = page.render([run], {}, "", {name: kept_images(report)})
+    elif kind == "json":
+        text = json.dumps(report.summary(), indent=2) + "\n"
+    else:
+        text = tables([run], kind)
+    write_atomic(path, text.encode())
+
+
+def kept(runs: Sequence[Run], given: Given) -> dict[str, list[Kept]]:
+    """Images that fool each model, from that of its evaluations that kept images of the most classes.
+
+    With the originals, where the data set can be read.
+    """
+    found = {}
+    for run in runs:
+        galleries = [
+            kept_images(report, _evaluated(report, run, given)) for report in run.evaluations.values()
+        ]
+        found[run.name] = max(galleries, key=len, default=[])
+    return found
+
+
+def _evaluated(report: Report, run: Run, given: Given) -> Images | None:
+    """The data set of an evaluation, where it can be read."""
+    if report.folder is None or not any(report.folder.glob("images-*")):
+        return None
+    if given.data and not run.data:
+        return data.load(given.data, train=False, root=given.root)
+    with suppress(AtlasError):  # it may have only a name of its own, or not be on this machine
+        return data.load(run.data or str(report.about["data"]), train=False, root=given.root)
+    return None
 
 
 def studied(
     runs: Sequence[Run], settings: Settings = Settings(), *, root: Path | None = None, progress: bool = True
 ) -> dict[str, Study]:
     """The studies of all runs whose weights are at hand, made where they are not known yet."""
-    able = [run for run in runs if run.model is not None]
+    able = [(run, run.data) for run in runs if run.model is not None and run.threat and run.data]
     images: dict[str, Images] = {}
     found = {}
     display = Display(PARTS * len(able), shown=progress)
     with display.bars:
-        for run in able:
-            name = run.config.data
+        for run, name in able:
             if name not in images:
-                images[name] = _test_images(name, root)
+                images[name] = load_test_images(name, root)
             found[run.name] = _doubted(study(run, images[name], settings, display), run)
     return found
 
@@ -41,18 +96,22 @@ def _doubted(made: Study, run: Run) -> Study:
     return replace(made, flags=tuple(dict.fromkeys([*made.flags, *fatal])))
 
 
-def _test_images(name: str, root: Path | None) -> Images:
-    try:
-        return data.load(name, train=False, root=root)
-    except DataError as error:
-        raise DataError(f"{error}; or leave out what needs images (--no-attack)") from error
-
-
 def tables(runs: Sequence[Run], kind: str) -> str:
-    """The comparisons as Markdown, LaTeX or CSV. CSV is one long table, a row a model and attack."""
+    """The comparisons as Markdown or LaTeX. CSV is one long table, a row per model and attack; JSON is a list
+    of the summaries of all evaluations."""
     if not any(run.evaluations for run in runs):
         raise UsageError("none of these runs has been evaluated; run `atlas evaluate RUN` first")
     if kind == "csv":
         return long_table(runs).csv()
+    if kind == "json":
+        return json.dumps(_summaries(runs), indent=2) + "\n"
     found = [t for c in comparisons(runs) for t in (c.table(), c.differences()) if t is not None]
     return "\n".join(table.markdown() if kind == "md" else table.latex() for table in found)
+
+
+def _summaries(runs: Sequence[Run]) -> list[dict[str, object]]:
+    return [
+        {"model": run.name, "evaluation": folder, **report.summary()}
+        for run in runs
+        for folder, report in run.evaluations.items()
+    ]

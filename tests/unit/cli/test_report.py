@@ -41,6 +41,16 @@ def test_tables_go_to_the_output_alone(
     assert capsys.readouterr().out.startswith("\\begin{table")
 
 
+def test_an_evaluation_in_the_format_of_the_suffix(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluation, out = run / "evaluations/quick-0", tmp_path / "table.md"
+    assert atlas(monkeypatch, "report", str(evaluation), "-o", str(out)) == 0
+    assert out.read_text().startswith("**digits")
+    assert atlas(monkeypatch, "report", str(evaluation), "-o", str(tmp_path / "page.html")) == 0
+    assert "[red]one" in (tmp_path / "page.html").read_text()
+
+
 def test_a_folder_for_the_page_is_refused_before_anything_is_attacked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,8 +77,7 @@ def test_a_run_without_an_evaluation(
     [
         (("nowhere",), 2, "not the folder of a run"),
         (("nowhere", "--format", "markdwon"), 2, "unknown format"),
-        (("nowhere", "-o", "table.md"), 2, "is a .md file, and the format is html: give --format too"),
-        (("nowhere", "--format", "md", "-o", "page.html"), 2, "is a .html file, and the format is md"),
+        (("nowhere", "--format", "md", "-o", "page.html"), 2, "is a .html file, but --format is md"),
     ],
 )
 def test_mistakes(

@@ -5,14 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from atlas import data
-from atlas.attacks import PGD, Attack
+from atlas.attacks import FGSM, PGD, Attack, Model
 from atlas.evaluation import Report, evaluate
-from atlas.models import source
-from atlas.training import RunConfig, load_config, load_model, train
+from atlas.methods import Adv
+from atlas.models import build, source
+from atlas.threat import Linf
+from atlas.training import (
+    Optimizer,
+    RunConfig,
+    Schedule,
+    Training,
+    Validation,
+    load_config,
+    load_model,
+    train,
+)
+from atlas.training.fit import fit
 
 NASTY = "<script>alert(1)</script>"
 """A run's name; the slash makes two folders of it, which are shown together where the last does not do."""
@@ -65,3 +79,23 @@ def collapse(run: Path) -> None:
     records = [json.loads(line) for line in path.read_text().splitlines()]
     records[-1] |= {"collapse": True, "val_robust": 0.0}
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def make_fit(folder: Path, images: str, **rest: Any) -> nn.Module:
+    """A run of two short epochs by `atlas.fit`, whose folder knows neither model nor data."""
+    short = Training(
+        batch_size=20,
+        optimizer=Optimizer(lr=0.01),
+        schedule=Schedule(kind="constant", epochs=2, ramp_epochs=0),
+        validation=Validation(size=40, attack=FGSM()),
+    )
+    loaded = data.load(images)
+    model = build("cnn-small", 10, (1, 28, 28), loaded.stats())
+    known = {"threat": Linf(0.1), "training": short, "folder": folder, "progress": False}
+    return fit(model, loaded, Adv(attack=FGSM()), **known, **rest).model
+
+
+def evaluated_by_hand(folder: Path | None, model: Model, images: str, **rest: Any) -> Report:
+    """An evaluation by `atlas.evaluate` of whatever can be called."""
+    known = {"attacks": {"PGD-3": PGD(steps=3)}, "folder": folder, "progress": False}
+    return evaluate(model, data.load(images, train=False), Linf(0.1), **known, **rest)

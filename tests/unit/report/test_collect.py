@@ -7,9 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
-from atlas.errors import AtlasError, CheckpointError, UsageError
-from atlas.report.collect import collect
+from atlas.errors import AtlasError, CheckpointError, DataError, UsageError
+from atlas.report import page
+from atlas.report.collect import Given, collect
+from atlas.report.study import Settings
+from atlas.report.write import studied, tables
+from atlas.threat import Linf
 from tests.unit.report import runs
 
 
@@ -68,7 +73,7 @@ def test_evaluations_of_other_weights_or_without_end_are_left_out(run: Path, two
     (run / "evaluations/half/summary.json").unlink()
     (found,) = collect([run])
     assert list(found.evaluations) == ["quick-0"]
-    assert any("half has not come to its end" in note for note in found.notes)
+    assert any("half has not finished" in note for note in found.notes)
     assert any("other is of other weights" in note for note in found.notes)
 
 
@@ -112,7 +117,7 @@ def test_what_is_no_number_is_refused(run: Path, value: object) -> None:
 
 
 def test_folders_that_are_no_runs(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no run was given"):
+    with pytest.raises(UsageError, match="expected folders of runs or evaluations"):
         collect([])
     with pytest.raises(UsageError, match=r"not the folder.*did you mean elsewhere/\*\? It has first"):
         collect([tmp_path / "elsewhere"])
@@ -144,3 +149,103 @@ def test_the_commit_is_known_where_it_was_written_down(run: Path) -> None:
     assert collect([run])[0].commit == "0123456789ab+"
     (run / "origin.json").write_text("[[")
     assert collect([run])[0].commit is None
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return runs.make_data(tmp_path_factory.mktemp("data") / "digits.npz")
+
+
+def ink(x: Tensor) -> Tensor:
+    """Of any model: a function."""
+    return x.flatten(1)[:, 300:310]
+
+
+def test_evaluations_of_any_model_are_collected_under_its_name(tmp_path: Path, digits: str) -> None:
+    """In the layout of `atlas evaluate`, evaluations/MODEL/EVALUATION: given one by one, or as MODEL."""
+    places = [tmp_path / "evaluations" / "ink" / name for name in ("one", "two")]
+    for seed, place in enumerate(places):
+        runs.evaluated_by_hand(place, ink, digits, seed=seed)
+    for paths in (places, [places[0].parent]):
+        (found,) = collect(paths)
+        assert (found.name, sorted(found.evaluations), found.settings) == ("ink", ["one", "two"], {})
+    text = page.render([found], {}, "x")
+    assert "Robust accuracy (%) per class" in text
+    assert "The folder of an evaluation holds no weights to attack" in text
+    assert 'id="training"' not in text
+    assert "| ink (one) |" in tables([found], "md")
+    assert {each["evaluation"] for each in json.loads(tables([found], "json"))} == {"one", "two"}
+
+
+def test_models_evaluated_in_one_folder_are_told_apart(tmp_path: Path, digits: str) -> None:
+    places = [tmp_path / "evaluations" / "mine" / name for name in ("one", "two")]
+    for place, key in zip(places, "ab", strict=True):
+        runs.evaluated_by_hand(place, ink, digits, model_key=key)
+    assert [found.name for found in collect(places)] == ["one", "two"]
+
+
+def test_an_evaluation_given_beside_its_run_belongs_to_it(run: Path, tmp_path: Path, digits: str) -> None:
+    (run / "evaluations/quick-0").rename(tmp_path / "quick-0")
+    runs.evaluated_by_hand(tmp_path / "ink", ink, digits)
+    inside = run / "evaluations/quick-1"
+    runs.evaluated(run, name=inside.name)
+    for order in ([run, tmp_path / "quick-0"], [tmp_path / "quick-0", run]):
+        found, other = collect([*order, inside, tmp_path / "ink"])
+        assert (found.name, sorted(found.evaluations)) == ("first", ["quick-0", "quick-1"])
+        assert (other.name, list(other.evaluations)) == ("ink", ["ink"])
+        assert found.epochs
+        assert not found.notes
+    page.render([found, other], studied([found, other], Settings(n=10), progress=False), "x")
+
+
+def test_a_run_by_fit_takes_what_it_lacks(tmp_path: Path, digits: str) -> None:
+    place = tmp_path / "runs/fit"
+    model = runs.make_fit(place, digits)
+    runs.evaluated_by_hand(place / "evaluations/quick", model, digits)
+    (bare,) = collect([place])
+    assert bare.model is None
+    assert list(bare.evaluations) == ["quick"]
+    assert any("need --model and --data" in note for note in bare.notes)
+    text = page.render([bare], studied([bare], progress=False), "x")
+    assert "batches of 20" in text
+    (found,) = collect([place], Given(data=digits, model="cnn-small"))
+    assert found.model is not None
+    assert (found.notes, list(found.evaluations)) == ((), ["quick"])  # known by the weights
+    studies = studied([found], Settings(n=10), progress=False)
+    assert "Radius and steps" in page.render([found], studies, "x")
+
+
+def test_a_run_by_fit_with_a_configuration_of_its_own_takes_eps_too(tmp_path: Path, digits: str) -> None:
+    place = tmp_path / "fit"
+    runs.make_fit(place, digits, config={"note": "of mine"})
+    (bare,) = collect([place])
+    assert any("--model and --data and --eps" in note for note in bare.notes)
+    assert "of mine" in page.render([bare], {}, "x")
+    (found,) = collect([place], Given(data=digits, model="cnn-small", threat=Linf(0.2)))
+    assert studied([found], Settings(n=10), progress=False)["fit"].threat == Linf(0.2)
+
+
+def test_what_no_folder_lacks_is_refused(run: Path, tmp_path: Path, digits: str) -> None:
+    runs.evaluated_by_hand(tmp_path / "ink", ink, digits)
+    cases = {"--data": Given(data=digits), "--model": Given(model="cnn"), "--eps": Given(threat=Linf(0.1))}
+    for option, given in cases.items():
+        with pytest.raises(UsageError, match=f"{option} is for folders that lack it"):
+            collect([run], given)
+    with pytest.raises(UsageError, match="--model is for"):
+        collect([tmp_path / "ink"], Given(model="cnn"))
+    runs.make_fit(tmp_path / "fit", digits)
+    with pytest.raises(DataError, match="--no-attack"):
+        collect([tmp_path / "fit"], Given(data="./nowhere.npz", model="cnn-small"))
+
+
+def test_an_evaluation_without_an_end_is_an_error_alone_and_a_note_beside_others(
+    tmp_path: Path, digits: str
+) -> None:
+    whole, half = (tmp_path / "evaluations/ink" / name for name in ("whole", "half"))
+    runs.evaluated_by_hand(whole, ink, digits)
+    shutil.copytree(whole, half)
+    (half / "summary.json").unlink()
+    with pytest.raises(CheckpointError, match="half has not finished"):
+        collect([half])
+    (found,) = collect([whole, half])
+    assert "half has not finished" in found.notes[0]

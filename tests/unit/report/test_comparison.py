@@ -44,7 +44,9 @@ def report(right: int, *, shift: int = 0, fatal: Sequence[str] = (), **about: An
 def run(name: str, *reports: Report) -> Run:
     found = {f"e{k}": each for k, each in enumerate(reports)}
     config = RunConfig.of(CONFIG)
-    return Run(name, Path(name), config, "h", "", None, (), 60.0, None, None, found, ())
+    parts = {"method": config.method, "threat": config.threat, "training": config.training}
+    known = {"data": config.data, "architecture": config.model, "settings": config.table(), **parts}
+    return Run(name, Path(name), found, config_hash="h", seconds=60.0, **known)
 
 
 def compare(*runs: Run) -> Comparison:

@@ -21,7 +21,6 @@ from atlas.report.attacked import first_of_each_class
 from atlas.report.collect import Run, collect
 from atlas.report.study import Settings, Study
 from atlas.report.write import studied, tables
-from atlas.training import RunConfig
 from atlas.training.settings import REGISTRIES
 from tests.unit.report.runs import NASTY, QUOTED
 
@@ -107,7 +106,7 @@ def test_what_an_evaluation_calls_invalid_has_no_curve_either(two_runs: list[Pat
 
 def test_without_attacks_the_page_says_what_is_left_out(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     text = page.render(nasty[0], {}, command="x")
-    assert "no model was attacked for this report" in text
+    assert "No model was attacked for this report" in text
     assert "<img" not in text
     assert "Robust accuracy (%) per class" in text  # which the evaluation knows
 
@@ -115,7 +114,7 @@ def test_without_attacks_the_page_says_what_is_left_out(nasty: tuple[list[Run], 
 def test_without_evaluations_the_page_says_so(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     text = page.render([replace(run, evaluations={}) for run in nasty[0]], {}, command="x")
     assert "None of these runs has been evaluated yet" in text
-    assert "nothing was checked" in text
+    assert "not checked, because" in text
 
 
 def test_models_on_other_data_are_in_the_first_lines_too(two_runs: list[Path]) -> None:
@@ -182,12 +181,13 @@ def test_the_gallery_names_models_in_full_and_says_what_was_not_attacked(two_run
 
 
 def test_a_page_says_how_the_runs_were_trained(nasty: tuple[list[Run], dict[str, Study]]) -> None:
-    runs = [replace(run, evaluations={}, config=replace(run.config, model=NASTY)) for run in nasty[0]]
+    runs = [replace(run, evaluations={}, architecture=NASTY) for run in nasty[0]]
     seen = Seen(page.render(runs, {}, command="x"))
     assert any(text.startswith("fgsm") and text.endswith("L∞, ε = 0.1") for text in seen.texts)
     assert "at most 3 epochs, sgd with lr 0.05, guided, batches of 20" in " ".join(seen.texts)
     (settings, _) = [text for text in seen.texts if text.startswith("{")]
-    assert RunConfig.of(json.loads(settings)) == runs[0].config
+    assert json.loads(settings) == json.loads((runs[0].path / "config.json").read_text())["config"]
+    assert any(text.startswith(NASTY) for text in seen.texts)
     assert seen.tags.count("script") == 1
 
 

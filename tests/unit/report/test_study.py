@@ -64,10 +64,10 @@ def test_radii_and_steps_of_a_linear_model(bright: tuple[Run, Images]) -> None:
     assert [score.right for _, score in found.by_radius] == sorted(
         (score.right for _, score in found.by_radius), reverse=True
     )
-    assert found.by_radius[-1][0] == pytest.approx(2 * run.config.threat.eps)
+    assert found.by_radius[-1][0] == pytest.approx(2 * run.threat.eps)
     assert len(found.by_radius) == len(RADII) + 1
     many = dict(found.by_steps)[50].right
-    assert many == pytest.approx(int((distance > run.config.threat.eps).sum()), abs=2)
+    assert many == pytest.approx(int((distance > run.threat.eps).sum()), abs=2)
     assert torch.equal(found.logits.argmax(1), images.y)
     assert int(found.stands.sum()) == dict(found.by_steps)[20].right
 
@@ -86,7 +86,7 @@ def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Ru
     found = study(run, images, Settings(n=48), Told())
     assert found.shown.tolist() == [24, 0]
     assert torch.equal(found.x, images.x[[24, 0]])
-    assert ((found.x_adv - found.x).abs() <= run.config.threat.eps + 1e-6).all()
+    assert ((found.x_adv - found.x).abs() <= run.threat.eps + 1e-6).all()
 
 
 def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[Run, Images]) -> None:
@@ -111,7 +111,7 @@ def test_a_second_time_nothing_is_attacked(
 ) -> None:
     (run,) = collect(two_runs[:1])
     run = replace(run, path=tmp_path)
-    images = data.load(run.config.data, train=False)
+    images = data.load(run.data, train=False)
     first = study(run, images, Settings(n=20), Told())
     with monkeypatch.context() as patch:
         patch.setattr(attacked.lanes, "Engine", None)
@@ -137,7 +137,7 @@ def test_a_folder_that_cannot_be_written_to_is_no_hindrance(two_runs: list[Path]
     place = tmp_path / "file"
     place.write_text("no folder")
     told = Told()
-    found = study(replace(run, path=place), data.load(run.config.data, train=False), Settings(n=10), told)
+    found = study(replace(run, path=place), data.load(run.data, train=False), Settings(n=10), told)
     assert found.n == 10
     assert "not kept" in told.said[0]
 
