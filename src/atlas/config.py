@@ -24,6 +24,7 @@ LARGEST = 2**63
 DEEPEST = 20
 Registries = Mapping[type, Mapping[str, Callable[..., Any]]]
 """For a type: what its `name` may be, and what builds each."""
+NO_NAMES: Registries = {}
 
 
 def build(target: Callable[..., T], table: Mapping[str, Any], registries: Registries, where: str = "") -> T:
@@ -175,31 +176,53 @@ def _as_before(f: Field[Any], value: object) -> bool:
     return "later" in f.metadata and value == f.default
 
 
-def override(table: Mapping[str, Any], dotted: str, value: Any) -> Table:
-    """The table with ``a.b.c`` set to the value."""
+def override(table: Mapping[str, Any], dotted: str, value: Any, registries: Registries = NO_NAMES) -> Table:
+    """The table with ``a.b.c`` set to the value; another ``a.name`` drops the keys of the old one.
+
+    What the old and the new one both have as a named part (a method's attack, say) is kept.
+    """
     if dotted.count(".") >= DEEPEST:
-        raise UsageError(f"{dotted[:50]}... has {dotted.count('.')} dots; wanted a key such as method.alpha")
+        raise UsageError(
+            f"{dotted[:50]}... has {dotted.count('.')} dots, expected a key such as method.alpha"
+        )
     head, _, rest = dotted.partition(".")
     below = table.get(head)
     if rest:
-        value = override(below if isinstance(below, Mapping) else {}, rest, value)
+        value = override(below if isinstance(below, Mapping) else {}, rest, value, registries)
+    elif head == "name":
+        table = _kept(table, value, registries)
     return {**table, head: value}
 
 
-def overridden(table: Table, changes: Iterable[tuple[str, Any]]) -> Table:
+def overridden(table: Table, changes: Iterable[tuple[str, Any]], registries: Registries) -> Table:
     """The table with every dotted key of the changes set."""
-    for key, value in changes:
-        table = override(table, key, value)
+    changes = list(changes)
+    # Twice, because a name that is changed after its siblings has dropped them.
+    for key, value in [*changes, *changes]:
+        table = override(table, key, value, registries)
     return table
 
 
-def merge(base: Mapping[str, Any], top: Mapping[str, Any]) -> Table:
-    """Two tables, the second winning, sub-tables merged the same way."""
-    both = dict(base)
+def merge(base: Mapping[str, Any], top: Mapping[str, Any], registries: Registries = NO_NAMES) -> Table:
+    """Two tables, the second winning, sub-tables merged the same way; names as in `override`."""
+    both = _kept(base, top["name"], registries) if "name" in top else dict(base)
     for key, value in top.items():
         below = both.get(key)
-        both[key] = merge(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        both[key] = (
+            merge(below, value, registries) if isinstance(below, dict) and isinstance(value, dict) else value
+        )
     return both
+
+
+def _kept(table: Mapping[str, Any], name: object, registries: Registries) -> Table:
+    """What stays of the table of a named part when it gets this name."""
+    if table.get("name", name) == name:
+        return dict(table)
+    builders = [
+        registry[name] for registry in registries.values() if isinstance(name, str) and name in registry
+    ]
+    taken = {key for builder in builders for key in inspect.signature(builder).parameters}
+    return {k: v for k, v in table.items() if k in taken and isinstance(v, Mapping) and "name" in v}
 
 
 def fingerprint(table: Mapping[str, Any]) -> str:

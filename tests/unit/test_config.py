@@ -6,12 +6,15 @@ import copy
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from atlas.attacks import APGD, FGSM, PGD
+from atlas.cli.train import setting
 from atlas.config import (
     build,
     check_choices,
@@ -20,12 +23,16 @@ from atlas.config import (
     fingerprint,
     merge,
     number,
+    overridden,
     override,
     table_of,
 )
 from atlas.errors import UsageError
+from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades
 from atlas.reproduce.preset import load_preset, names
+from atlas.threat import L2, Linf
 from atlas.training import Optimizer, RunConfig, Training, Validation
+from atlas.training.settings import REGISTRIES as NAMES
 
 # --- a small world of its own ---
 
@@ -274,6 +281,68 @@ def test_check_choices_reads_literal_fields_only() -> None:
 
 
 # --- real configurations ---
+
+FREE, M20 = FGSM(relative_step=1.25, clip_start=False), PGD(steps=20, step_size=0.01)
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes", "method"),
+    [
+        ("mnist-small-atlas-1", ["method.name=adv"], Adv(FREE)),
+        ("mnist-small-atlas-20", ["method.name=adv"], Adv(M20)),
+        ("mnist-small-atlas-1", ["method.name=natural"], Natural()),
+        ("mnist-small-adv-1", ["method.name=jac"], Jac()),
+        ("mnist-small-atlas-1", ["method.name=trades"], Trades(1.0, FREE)),
+        ("mnist-small-atlas-1", ["method.name=trades", "method.beta=2"], Trades(2.0, FREE)),
+        ("mnist-small-atlas-1", ["method.beta=2", "method.name=trades"], Trades(2.0, FREE)),
+        ("mnist-small-atlas-1", ["method.attack.name=pgd", "method.alpha=1e-3"], Atlas(1e-3, 0.3, PGD())),
+        (
+            "mnist-small-atlas-1",
+            ["method.attack.steps=3", "method.attack.name=pgd", "method.name=adv"],
+            Adv(PGD(3)),
+        ),
+        ("mnist-small-adv-1", ["method.attack.name=fgsm"], Adv(FREE)),
+    ],
+)
+def test_another_name_drops_what_the_preset_set_for_the_old_one(
+    preset: str, changes: list[str], method: Method
+) -> None:
+    table = overridden(load_preset(preset)[1], map(setting, changes), NAMES)
+    assert RunConfig.of(table).method == method
+
+
+def test_another_threat_needs_an_eps_and_keeps_none() -> None:
+    table = load_preset("mnist-small-adv-1")[1]
+    with pytest.raises(UsageError, match=r"threat\.eps is missing"):
+        RunConfig.of(overridden(table, [("threat.name", "l2")], NAMES))
+    changes = [("threat.eps", 1.5), ("threat.name", "l2")]
+    assert RunConfig.of(overridden(table, changes, NAMES)).threat == L2(1.5)
+    changes = [("training.validation.attack.name", "apgd"), ("training.validation.attack.steps", 7)]
+    attack = RunConfig.of(overridden(table, changes, NAMES)).training.validation.attack
+    assert attack == APGD(steps=7)
+
+
+def test_what_a_user_sets_beside_another_name_is_checked() -> None:
+    table, changes = load_preset("mnist-small-atlas-1")[1], [("method.name", "adv"), ("method.alpha", 1e-3)]
+    with pytest.raises(UsageError, match="unknown key in method: 'alpha'"):
+        RunConfig.of(overridden(table, changes, NAMES))
+    with pytest.raises(UsageError, match=r"method\.name: 'adb'"):
+        RunConfig.of(overridden(table, [("method.name", "adb")], NAMES))
+
+
+def test_the_last_of_several_changes_wins() -> None:
+    table = load_preset("mnist-small-adv-1")[1]
+    changes = [("method.attack", {"name": "pgd", "steps": 3}), ("method.attack.name", "fgsm")]
+    assert RunConfig.of(overridden(table, changes, NAMES)).method == Adv(FGSM())
+    assert RunConfig.of(overridden(table, changes[::-1], NAMES)).method == Adv(PGD(steps=3))
+    changes = [("threat.eps", 0.1), ("threat.eps", 0.2)]
+    assert RunConfig.of(overridden(table, changes, NAMES)).threat == Linf(0.2)
+
+
+def test_a_file_that_changes_a_name_drops_it_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('extends = "mnist-small-atlas-20"\nmethod.name = "adv"\nmethod.attack.steps = 5\n')
+    assert RunConfig.of(load_preset(str(path))[1]).method == Adv(PGD(steps=5, step_size=0.01))
 
 
 def config(preset: str = "mnist-atlas-1") -> dict[str, Any]:

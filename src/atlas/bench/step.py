@@ -96,7 +96,7 @@ def trainer(
 def training_with(batch_size: int, settings: Settings) -> Training:
     """Refuses a setting that is none of training's."""
     plain = Training(batch_size, optimizer=OPTIMIZER, schedule=Schedule(ramp_epochs=0))
-    table = overridden({"training": table_of(plain, REGISTRIES)}, settings.items())
+    table = overridden({"training": table_of(plain, REGISTRIES)}, settings.items(), REGISTRIES)
     if set(table) != {"training"}:
         raise UsageError(f"got the settings {', '.join(settings)}; wanted some of training's: training.KEY")
     return build(Training, table["training"], REGISTRIES, "training")

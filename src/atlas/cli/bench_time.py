@@ -37,6 +37,7 @@ from atlas.errors import UsageError
 from atlas.reproduce import preset
 from atlas.training import RunConfig
 from atlas.training.run import checked_device
+from atlas.training.settings import REGISTRIES
 
 PRESETS = tuple(f"mnist-quick-{name}-{steps}" for steps in (1, 20) for name in ("adv", "trades", "atlas"))
 MARKS = (0.5, 0.8, 0.9)
@@ -117,4 +118,4 @@ def time(
 
 def _runner(what: str, changes: list[tuple[str, Any]], out: Path) -> Runner:
     name, table = preset.load_preset(what)
-    return Runner(RunConfig.of(overridden(table, changes)), out / name)
+    return Runner(RunConfig.of(overridden(table, changes, REGISTRIES)), out / name)

@@ -16,6 +16,7 @@ from atlas.errors import UsageError
 from atlas.reproduce import preset
 from atlas.training import RunConfig
 from atlas.training.run import checked_device
+from atlas.training.settings import REGISTRIES
 
 if TYPE_CHECKING:
     from atlas.sweep.outcome import Row
@@ -82,7 +83,7 @@ def sweep(
     if grid and (ranges or choices):
         raise UsageError("--range and --choice are for --search; a grid takes --grid KEY=A,B,C")
     name, table = preset.load_preset(what)
-    base = overridden(table, map(setting, settings or []))
+    base = overridden(table, map(setting, settings or []), REGISTRIES)
     config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()

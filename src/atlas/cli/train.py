@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from atlas.cli.console import Root, console
+from atlas.cli.console import Root, console, say
+from atlas.config import Table as Settings
 from atlas.config import overridden
 from atlas.disk import refuse_in_use
 from atlas.errors import AtlasError, UsageError
@@ -24,6 +25,7 @@ from atlas.training.contact import local_device, rank, size, started
 from atlas.training.launch import launch
 from atlas.training.precision import fastest
 from atlas.training.run import checked_device
+from atlas.training.settings import REGISTRIES
 
 
 def train(
@@ -100,7 +102,7 @@ def train(
     }
     changes = [setting(text) for text in settings or []]
     changes += [(key, value) for key, value in short.items() if value is not None]
-    config = RunConfig.of(overridden(table, changes))
+    config = RunConfig.of(changed := overridden(table, changes, REGISTRIES))
     if started():
         if processes not in (1, size()):
             raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
@@ -113,8 +115,11 @@ def train(
     elif processes > 1:
         raise typer.Exit(launch(sys.argv[1:], processes))
     with _one_voice(), connected() as ranks:
+        if ranks.first and (dropped := _dropped(table, changed)):
+            say(f"--set has changed a name, which drops the settings of the old one: {', '.join(dropped)}")
         if precision == "auto":
-            config = RunConfig.of(overridden(table, [*_auto(folder, device, ranks), *changes]))
+            changes = [*_auto(folder, device, ranks), *changes]
+            config = RunConfig.of(overridden(table, changes, REGISTRIES))
         _train(config, folder, ranks, data_root=root, device=device, allow_changes=allow_changes)
 
 
@@ -139,6 +144,18 @@ def _one_voice() -> Iterator[None]:
         if rank():
             raise typer.Exit(error.exit_code) from error
         raise
+
+
+def _dropped(before: Settings, after: Settings, where: str = "") -> list[str]:
+    """The settings that are gone because the name of what they belonged to has changed."""
+    found = []
+    for key, value in before.items():
+        now = after.get(key)
+        if isinstance(value, dict) and isinstance(now, dict):
+            found += _dropped(value, now, f"{where}{key}.")
+        elif key not in after and before.get("name") != after.get("name"):
+            found.append(f"{where}{key}={value}")
+    return found
 
 
 def _auto(folder: Path, device: str | None, ranks: Ranks) -> list[tuple[str, Any]]:

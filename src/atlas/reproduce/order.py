@@ -22,6 +22,7 @@ from atlas.reproduce.paper import TIME
 from atlas.reproduce.scales import ScaleName, Setting, default_network, setting
 from atlas.training import RunConfig
 from atlas.training.precision import Precision
+from atlas.training.settings import REGISTRIES
 
 Version = Literal["written", "tuned"]
 SURROGATE, SURROGATE_SEED = "natural", 99
@@ -44,7 +45,7 @@ class Run:
     def config(self) -> RunConfig:
         table = preset.load_preset(self.preset)[1]
         changes = {**self.changes, "training.seed": self.seed}
-        return RunConfig.of(overridden(table, changes.items()))
+        return RunConfig.of(overridden(table, changes.items(), REGISTRIES))
 
     @cached_property
     def hash(self) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from atlas.config import Table, merge
 from atlas.errors import UsageError, unknown
+from atlas.training.settings import REGISTRIES
 
 DEPTH = 5
 """How far a chain of `extends` may go."""
@@ -67,4 +68,4 @@ def _chain(name_or_file: str, depth: int) -> Table:
         raise UsageError(f"extends = {base!r} in {name_or_file} goes in a circle")
     if base.endswith(".toml"):
         base = str(Path(name_or_file).parent / base)
-    return merge(_chain(base, depth - 1), table)
+    return merge(_chain(base, depth - 1), table, REGISTRIES)

@@ -11,6 +11,7 @@ from typing import Any
 from atlas.config import Table, merge
 from atlas.errors import UsageError
 from atlas.training import RunConfig
+from atlas.training.settings import REGISTRIES
 
 
 def as_toml(config: RunConfig, name: str, preset: Table, comment: str) -> str:
@@ -32,7 +33,7 @@ def _gives(config: RunConfig, preset: Table, text: str) -> bool:
     """Whether the text on top of the preset is the configuration; a table given anew may lack its keys."""
     changes = tomllib.loads(text)
     del changes["extends"]
-    return RunConfig.of(merge(preset, changes)) == config
+    return RunConfig.of(merge(preset, changes, REGISTRIES)) == config
 
 
 def _changes(base: Mapping[str, Any], table: Mapping[str, Any], where: str = "") -> list[str]:

@@ -15,6 +15,7 @@ from atlas.sweep.outcome import Row, best
 from atlas.sweep.study import Sweep
 from atlas.sweep.trial import Place
 from atlas.training import RunConfig
+from atlas.training.settings import REGISTRIES
 
 
 def write_files(found: Sequence[Row], sweep: Sweep, place: Place, total: int) -> None:
@@ -27,7 +28,7 @@ def write_files(found: Sequence[Row], sweep: Sweep, place: Place, total: int) ->
     }
     top = best(found)
     if top is not None:
-        config = RunConfig.of(overridden(sweep.base, top.values.items()))
+        config = RunConfig.of(overridden(sweep.base, top.values.items(), REGISTRIES))
         comment = f"Trial {top.slot + 1} of {total}: {top.outcome.score:.2%} under {sweep.score_label}"
         texts["best.toml"] = as_toml(config, sweep.name, sweep.preset, comment)
     draw(found, sweep, place.folder / "figure")

@@ -18,6 +18,7 @@ from optuna.distributions import (
 from atlas.config import Table, number, override
 from atlas.errors import UsageError, unknown
 from atlas.training import RunConfig
+from atlas.training.settings import REGISTRIES
 
 Space = dict[str, BaseDistribution]
 Point = Mapping[str, Any]
@@ -106,7 +107,7 @@ def check(space: Space, base: Table) -> None:
             assert isinstance(distribution, FloatDistribution | IntDistribution)
             values = (distribution.low, distribution.high)
         for value in values:
-            RunConfig.of(override(base, key, value))
+            RunConfig.of(override(base, key, value, REGISTRIES))
 
 
 _MISSING: Any = object()

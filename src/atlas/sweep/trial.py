@@ -16,6 +16,7 @@ from atlas.sweep.scoring import held_out, score
 from atlas.sweep.study import Sweep
 from atlas.training import RunConfig, train
 from atlas.training.log import Record
+from atlas.training.settings import REGISTRIES
 
 DEATHS = 5
 """A trial at which so many workers died is given up."""
@@ -52,7 +53,7 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
 
     `check` raises where a signal has come in while neither the training nor the attack were listening.
     """
-    table, folder = overridden(sweep.base, claim.trial.params.items()), place.run(claim.slot)
+    table, folder = overridden(sweep.base, claim.trial.params.items(), REGISTRIES), place.run(claim.slot)
     try:
         config = RunConfig.of(table)
     except UsageError as error:  # two values that do not go together

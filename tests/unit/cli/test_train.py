@@ -40,6 +40,17 @@ def test_train_writes_a_run(
     assert atlas(monkeypatch, "train", "--resume", str(out)) == 0, "a finished run says so and ends well"
 
 
+def test_another_method_says_which_settings_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ("--set", "method.name=adv", "--out", str(tmp_path / "run"))
+    assert atlas(monkeypatch, "train", "mnist-small-atlas-1", *QUICK, *changes) == 0
+    said = "drops the settings of the old one: method.alpha=1e-05, method.beta=0.3\n"
+    assert said in capsys.readouterr().out
+    config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
+    assert config["method"]["name"] == "adv"
+
+
 def test_auto_writes_down_what_it_means_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     out = tmp_path / "run"
     monkeypatch.setattr("atlas.training.precision.knows_bfloat16", lambda: True)
