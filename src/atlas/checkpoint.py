@@ -17,7 +17,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from atlas.disk import write_atomic
-from atlas.errors import CheckpointError, DamagedError
+from atlas.errors import CheckpointError, DamagedError, is_out_of_memory
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""
@@ -32,7 +32,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
     plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     text = json.dumps(about)
     # One entry, because safetensors writes several in a random order, and equal contents make equal files.
-    label = json.dumps({"about": text, "sha256": _digest(plain, text), "format": FORMAT}, sort_keys=True)
+    label = json.dumps({"about": text, "sha256": digest(plain, text), "format": FORMAT}, sort_keys=True)
     write_atomic(path, to_bytes(plain, metadata={LABEL: label}))
 
 
@@ -44,13 +44,13 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             # Copies, because the file may be replaced while they are in use.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         text, wanted, kind = label["about"], label["sha256"], label.get("format", FORMAT)
-        found = _digest(tensors, text)
+        found = digest(tensors, text)
     except KeyError:
         raise DamagedError(f"{path} was not written by atlas: it has no checksum") from None
-    except _DAMAGE as error:
+    except (OSError, MemoryError, *_DAMAGE) as error:
+        if isinstance(error, OSError) or is_out_of_memory(error):  # the file itself may be intact
+            raise CheckpointError(f"{path} cannot be read now: {error}") from error
         raise DamagedError(f"{path} cannot be read: {error}") from error
-    except (OSError, MemoryError) as error:
-        raise CheckpointError(f"{path} cannot be read now: {error}") from error
     if kind != FORMAT:
         raise CheckpointError(
             f"{path} is of format {str(kind)[:20]}, and this version of atlas reads format {FORMAT}: use the "
@@ -71,10 +71,16 @@ def _table(path: Path, text: str) -> dict[str, Any]:
     return about
 
 
-def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
+    """The sha256 of a text and of tensors with their names, types and shapes."""
+    found = hashlib.sha256(text.encode())
     for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        tensor = tensors[name].detach().cpu()
+        found.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def same_tensors(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two tables hold equal tensors under equal names, on whatever device."""
+    return one.keys() == other.keys() and all(torch.equal(one[k].cpu(), other[k].cpu()) for k in one)

@@ -34,7 +34,7 @@ def sealed(about: str, more: object = None) -> bytes:
     """A file with this text beside its tensors, and the checksum that belongs to it."""
     label = {
         "about": about,
-        "sha256": checkpoint._digest(TENSORS, about),
+        "sha256": checkpoint.digest(TENSORS, about),
         "format": 1 if more is None else more,
     }
     return save(TENSORS, metadata={checkpoint.LABEL: json.dumps(label)})
@@ -135,7 +135,7 @@ def test_files_of_another_version(tmp_path: Path, about: str, kind: object, word
     with pytest.raises(CheckpointError, match=words):
         load_tensors(path)
     of_another_version = "format" in words
-    left = words if of_another_version else "No good state is left"
+    left = words if of_another_version else "holds no good state"
     with pytest.raises(CheckpointError, match=left):
         RunFolder(tmp_path).load_state()
     assert path.exists() == of_another_version, "only what is damaged is put aside"
@@ -168,6 +168,6 @@ def test_weights_that_claim_to_be_more_than_they_are(tmp_path: Path, change: dic
 
 def test_files_without_a_format_are_of_the_first(tmp_path: Path) -> None:
     path, text = tmp_path / "old.safetensors", json.dumps(ABOUT)
-    label = {"about": text, "sha256": checkpoint._digest(TENSORS, text)}
+    label = {"about": text, "sha256": checkpoint.digest(TENSORS, text)}
     path.write_bytes(save(TENSORS, metadata={checkpoint.LABEL: json.dumps(label)}))
     assert load_tensors(path)[1] == ABOUT

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from atlas.attacks import frozen
 from atlas.attacks.frozen import check_autograd
-from atlas.config import table_of
+from atlas.config import fingerprint, table_of
 from atlas.data import Images, as_images, split
 from atlas.data.images import check_left_alone
 from atlas.disk import locked
@@ -26,6 +26,7 @@ from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat, check_threat
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
+from atlas.training.identity import description
 from atlas.training.keeper import Keeper, Result
 from atlas.training.log import Log, Record
 from atlas.training.ranks import Ranks
@@ -53,9 +54,10 @@ def fit(
     """Train `model` in place and return it with the weights of its best epoch, ready to be asked (`eval()`).
 
     `train_set` and `validation_set`: Images, an (x, y) pair, a data set or a DataLoader. Without a
-    validation set, `training.validation.size` of the training images are set apart. With a folder, all is
-    written there, and a run that is found there goes on where it was; `config` (by default the method,
-    threat and training) is what must then be the same, and `about` is written into the weights.
+    validation set, `training.validation.size` of the training images are set apart. With a folder, everything
+    is written there, and a run that is found there resumes: data, `config` (by default the method, threat and
+    training) and the model with its initial weights must be the same, unless `allow_changes`. `about` is
+    written into the weights.
     `each_epoch` is called after every epoch, once it is saved, with the records of all epochs so far; what
     it raises ends the run, which can go on later. `ranks` are the processes that train this model together
     (`with connected() as ranks:`, under torchrun): the first of them alone writes, speaks and calls
@@ -76,7 +78,7 @@ def fit(
         )
     _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
-    _try(model, images)
+    logits = _try(model, images)
     # Not all that there are: the others are other processes'.
     gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     place = RunFolder(Path(folder)) if folder is not None and ranks.first else None
@@ -95,11 +97,14 @@ def fit(
         trainer = Trainer(model, images, held_out, method, threat, training, log, display, requests, ranks)
         _warn_of_short_reach(trainer)
         seen = {"data": images.fingerprint(), "validation": held_out.fingerprint()}
-        keeper = Keeper(trainer, place, {**(about or {}), **seen})
+        start = description(model, logits, built_from_config="model" in (about or {})) if place else {}
+        known = {**(about or {}), "config": fingerprint(table), **seen}
+        known["run"] = fingerprint({"config": table, "model": start, **seen})
+        keeper = Keeper(trainer, place, known, start)
         keeper.require_room()
-        keeper.restore()
+        keeper.restore(allow_changes)
         if place:
-            place.write_config(table)
+            place.write_config(table, keeper.about["run"])
         return keeper.to_the_end(each_epoch if ranks.first else lambda records: None)
 
 
@@ -142,8 +147,8 @@ def _sets(train_set: Any, validation_set: Any, training: Training) -> tuple[Imag
     return images, held_out
 
 
-def _try(model: nn.Module, images: Images) -> None:
-    """Two images through the model, before anything is written: one's own model may have the wrong shape."""
+def _try(model: nn.Module, images: Images) -> Tensor:
+    """The model's logits of the first image, twice. A custom model may fail: nothing is written yet."""
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UsageError("the model has no weights to train: wanted at least one that requires a gradient")
@@ -162,3 +167,4 @@ def _try(model: nn.Module, images: Images) -> None:
         raise UsageError(f"the model makes {got} of 2 images; wanted {wanted}")
     if not logits.isfinite().all():
         raise NumericError(f"the model's logits are not finite before training; wanted {wanted}")
+    return logits

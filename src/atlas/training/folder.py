@@ -21,10 +21,13 @@ from typing import Any
 
 from torch import Tensor
 
-from atlas.checkpoint import load_tensors, save_tensors
+from atlas.checkpoint import load_tensors, same_tensors, save_tensors
 from atlas.config import Table, differences, fingerprint
 from atlas.disk import refuse_strangers, require_room, write_atomic
 from atlas.errors import CheckpointError, DamagedError, UsageError
+
+DAMAGED = ".damaged"
+"""The ending of a state that was set aside because its checksum was wrong."""
 
 
 class RunFolder:
@@ -59,22 +62,27 @@ class RunFolder:
                 "folder, or allow changes (--allow-changes) to go on with the new values."
             )
 
-    def write_config(self, table: Mapping[str, Any]) -> None:
-        """Write the configuration down, unless it is there already."""
+    def write_config(self, table: Mapping[str, Any], run: str) -> None:
+        """Write the configuration and the id of the run, unless it is there already."""
         if self.config.exists() and not differences(self.read_config(), table):
             return
         earlier = [*self.changed_from, fingerprint(self.read_config())] if self.begun else []
-        whole = {"config": table, "hash": fingerprint(table), "command": _command()}
+        whole = {"config": table, "hash": fingerprint(table), "command": _command(), "run": run}
         whole |= {"changed_from": earlier} if earlier else {}
         write_atomic(self.config, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
 
     @property
     def changed_from(self) -> list[str]:
         """The hashes of configurations that the run had before, if it was changed on the way."""
+        earlier = self._noted("changed_from")
+        return [str(known) for known in earlier] if isinstance(earlier, list) else []
+
+    def _noted(self, key: str) -> Any:
+        """What `config.json` says beside the configuration; None where it does not."""
         try:
-            return list(json.loads(self.config.read_text()).get("changed_from", []))
-        except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-            return []
+            return json.loads(self.config.read_text()).get(key)
+        except (OSError, ValueError, AttributeError, RecursionError):
+            return None
 
     def read_config(self) -> Table:
         try:
@@ -114,6 +122,34 @@ class RunFolder:
     def save_weights(self, which: str, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         save_tensors({"best": self.best, "last": self.last}[which], weights, about)
 
+    def check_weights(self, path: Path, about: Mapping[str, Any]) -> None:
+        """Refuse weights that another run has written, by what is noted in their file.
+
+        Older versions noted the configuration alone, or nothing of a run by `fit`.
+        """
+        if "run" in about and self._noted("run") is not None:
+            own = about["run"] == self._noted("run")
+        else:
+            known = [self._noted("hash"), *self.changed_from]
+            own = known == [None] or about.get("config") in (None, *known)
+        if not own:
+            raise CheckpointError(
+                f"{path} was written by another run than that of {self.path}. Copy the right file back, or "
+                f"resume the run (atlas train --resume {self.path}), which exports it again"
+            )
+
+    def problem_with_best(self, weights: Mapping[str, Tensor]) -> str | None:
+        """What is wrong with the file of the best weights, which should be these; None if nothing is."""
+        if not self.best.exists():
+            return f"{self.best} is missing"
+        try:
+            found, _ = load_tensors(self.best)
+        except CheckpointError as error:
+            return str(error)
+        return (
+            None if same_tensors(found, weights) else f"{self.best} holds other weights than the saved state"
+        )
+
     def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a new state. The one before stays, and is all there is while the new one is written."""
         if self.state.exists():
@@ -131,9 +167,12 @@ class RunFolder:
             except DamagedError as error:
                 complaints.append(str(error))
                 # Out of the way, so that the next save does not put it in the place of the good one.
-                path.replace(path.with_suffix(".damaged"))
-        if complaints:
-            raise CheckpointError("; ".join(complaints) + ". No good state is left: start the run anew.")
+                path.replace(path.with_suffix(DAMAGED))
+        if set_aside := sorted(path.name for path in self.path.glob(f"state*{DAMAGED}")):
+            raise CheckpointError(
+                "; ".join([*complaints, f"{self.path} holds no good state, only {', '.join(set_aside)}"])
+                + ". Copy a good state back, or start the run again in another folder"
+            )
         return None
 
 

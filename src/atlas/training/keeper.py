@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from atlas.config import Table
 from atlas.errors import CheckpointError, Interrupted, UsageError
 from atlas.training.folder import RunFolder
+from atlas.training.identity import difference
 from atlas.training.log import Record
 from atlas.training.ranks import State
 from atlas.training.trainer import Trainer
@@ -41,8 +43,10 @@ class Result:
 class Keeper:
     """Runs the trainer epoch by epoch and keeps its state and weights in the folder."""
 
-    def __init__(self, trainer: Trainer, folder: RunFolder | None, about: Mapping[str, Any]) -> None:
-        self.trainer, self.folder, self.about = trainer, folder, about
+    def __init__(
+        self, trainer: Trainer, folder: RunFolder | None, about: Mapping[str, Any], model: Table
+    ) -> None:
+        self.trainer, self.folder, self.about, self.model = trainer, folder, dict(about), model
         self.saved_at = time.monotonic()
 
     def to_the_end(self, each_epoch: Callable[[Sequence[Record]], None]) -> Result:
@@ -73,10 +77,12 @@ class Keeper:
         )
 
     def export(self, which: str) -> None:
-        """The evaluated weights as a file of their own."""
+        """The best or the last evaluated weights as a file of their own."""
         if self.folder is not None:
-            about = {**self.about, "epoch": self.trainer.at.epoch - 1}
-            self.folder.save_weights(which, self.trainer.learner.evaluated.state_dict(), about)
+            trainer = self.trainer
+            last = trainer.at.epoch - 1, trainer.learner.evaluated.state_dict()
+            epoch, weights = last if which == "last" else (trainer.at.guide.best_epoch, trainer.learner.best)
+            self.folder.save_weights(which, weights, {**self.about, "epoch": epoch})
 
     def save_if_due(self) -> None:
         if time.monotonic() - self.saved_at > 60 * self.trainer.training.checkpoint_minutes:
@@ -89,14 +95,14 @@ class Keeper:
 
     def save(self) -> None:
         if self.folder is not None:
-            about = {"data": self.about["data"], "validation": self.about["validation"]}
-            about |= self.trainer.state()
+            about = {which: self.about[which] for which in ("data", "validation", "run")}
+            about |= {"model": self.model, **self.trainer.state()}
             self.folder.save_state(self.trainer.learner.tensors(), about)
         self.saved_at = time.monotonic()
 
-    def restore(self) -> None:
-        """Go on from the newest good state in the folder; without one, start."""
-        found = self.trainer.ranks.from_first(self.newest())
+    def restore(self, allow_changes: bool) -> None:
+        """Resume from the newest good state in the folder; without one, start."""
+        found = self.trainer.ranks.from_first(self.newest(allow_changes))
         if found is None:
             self.trainer.log.open(0, 0)
             return
@@ -117,8 +123,10 @@ class Keeper:
                 f"the saved state is of another version of atlas ({type(error).__name__}: {error}): go on "
                 "with the one that wrote it, or start the run anew"
             ) from error
+        self.about["run"] = about.get("run", self.about["run"])
+        self.repair_best()
 
-    def newest(self) -> State | None:
+    def newest(self, allow_changes: bool) -> State | None:
         """The newest good state in the folder, with a warning of those that are damaged."""
         found = self.folder.load_state() if self.folder else None
         if found is None:
@@ -127,4 +135,32 @@ class Keeper:
         for complaint in complaints:
             self.trainer.display.warn(f"{complaint}; going on from the state before")
         assert self.folder is not None
+        self.check_model(tensors, about.get("model"), allow_changes)
         return tensors, {"validated_with": self.folder.validated_with(), **about}
+
+    def check_model(self, tensors: Mapping[str, Tensor], run: Table | None, allow_changes: bool) -> None:
+        """Refuse another model than the run's. Older versions did not describe it."""
+        if run is None:
+            return
+        given = self.model
+        if self.trainer.learner.trained_to(tensors):  # the same object again, after a signal or at the end
+            given = {key: value for key, value in given.items() if key in ("layers", "frozen")}
+        reason = difference(run, given)
+        if reason is None:
+            self.model = run
+        elif not allow_changes:
+            assert self.folder is not None
+            raise CheckpointError(
+                f"{self.folder.path} holds the run of another model: {reason}. Choose another folder; or "
+                "build the model as it was at the first start (call torch.manual_seed first); or allow "
+                "changes (--allow-changes) to continue the run with its saved weights, not the given ones"
+            )
+
+    def repair_best(self) -> None:
+        """Export the best weights again where their file is not what the state holds."""
+        best = self.trainer.learner.best
+        if self.folder is not None and self.trainer.at.guide.best_epoch >= 0:
+            problem = self.folder.problem_with_best(best)
+            if problem is not None:
+                self.export("best")
+                self.trainer.display.say(f"{problem}; exported it again from the saved state")

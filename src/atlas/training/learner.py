@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from atlas.errors import CheckpointError
+from atlas.checkpoint import same_tensors
+from atlas.errors import CheckpointError, OutOfMemoryError, is_out_of_memory
 from atlas.methods import Method
 from atlas.training.precision import puts_channels_last
 from atlas.training.ranks import Ranks
@@ -87,6 +88,10 @@ class Learner:
         slots = 2 * sum(p.nbytes for p in self.model.parameters())
         return weights, slots + (3 if self.ema is not None else 2) * weights
 
+    def trained_to(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether the model has the newest or the best weights of a state, because it was trained there."""
+        return any(same_tensors(self.model.state_dict(), _under(tensors, part)) for part in ("model", "best"))
+
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take on a state made by `tensors`."""
         try:
@@ -98,6 +103,10 @@ class Learner:
             if self.device.type == "cuda" and "cuda_rng" in tensors:  # not in that of a CPU
                 torch.cuda.set_rng_state(tensors["cuda_rng"], self.device)
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
+            if is_out_of_memory(error):
+                raise OutOfMemoryError(
+                    f"out of memory while resuming: {error}. Free memory, then resume"
+                ) from error
             raise CheckpointError(
                 f"the saved state does not fit this model and optimiser: {error}"
             ) from error

@@ -99,7 +99,6 @@ def train(
     images = data.load(config.data, train=True, root=data_root)
     path, tensors = _starting_weights(config)
     about = {
-        "config": conf.fingerprint(config.table()),
         "model": config.model,
         "num_classes": images.num_classes,
         "shape": list(images.shape),
@@ -206,6 +205,8 @@ def load_model(
     weights = Path(weights)
     path = RunFolder(weights).best if weights.is_dir() else weights
     tensors, about = load_tensors(path)
+    if weights.is_dir():
+        RunFolder(weights).check_weights(path, about)
     if model is None:
         if "model" not in about or (":" in str(about["model"]) and not weights.is_dir()):
             raise CheckpointError(f"{path} is of a model of your own: give it as load_model(..., model=...)")

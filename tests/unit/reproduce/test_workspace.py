@@ -166,8 +166,8 @@ def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tm
     assert mine.finished(run) == tmp_path / "other"
     folder, other = RunFolder(tmp_path / "other"), replace(run.config, model="cnn").table()
     folder.state.write_bytes(b"")
-    folder.write_config(other)
-    folder.write_config(run.config.table())
+    folder.write_config(other, "run")
+    folder.write_config(run.config.table(), "run")
     assert folder.changed_from == [run.hash, fingerprint(other)]
     assert Workspace(tmp_path / "empty", (tmp_path / "other",)).finished(run) is None
 

@@ -32,7 +32,7 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
         trained.append(config)
         place = RunFolder(folder)
         place.path.mkdir(parents=True, exist_ok=True)
-        place.write_config(config.table())
+        place.write_config(config.table(), "run")
         records: list[dict[str, Any]] = []
         for epoch, robust in enumerate(curve(config)):
             if isinstance(robust, BaseException):

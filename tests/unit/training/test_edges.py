@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,11 +213,11 @@ def test_a_model_that_fails_in_the_middle_of_training_goes_on_later(tmp_path: Pa
 
 
 class Grows(nn.Sequential):
-    """Asks for more memory than any machine has, in a step of training or in validation."""
+    """Asks for more memory than any machine has, in the n-th step of training or of validation."""
 
-    def __init__(self, *layers: nn.Module, training: bool) -> None:
+    def __init__(self, *layers: nn.Module, training: bool, left: int = 4) -> None:
         super().__init__(*layers)
-        self.at, self.left = training, 4
+        self.at, self.left = training, left
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training == self.at and self[2].weight.requires_grad == self.at:
@@ -237,7 +241,8 @@ def test_out_of_memory_is_said_with_what_to_do_and_the_run_resumes(
     with pytest.raises(OutOfMemoryError, match=told) as caught:
         trained(Grows(*net(), training=training), *images(), folder=tmp_path / "run", **method)
     assert caught.value.exit_code == 10
-    resumed = trained(net(), *images(), folder=tmp_path / "run", **method)
+    mended = Grows(*net(), training=training, left=-1)
+    resumed = trained(mended, *images(), folder=tmp_path / "run", **method)
     assert resumed.epochs == trained(net(), *images(), **method).epochs
 
 
@@ -306,6 +311,34 @@ def test_a_state_of_another_version_is_left_where_it_is(
         folder.load_state()
     assert folder.state.exists()
     assert folder.previous.exists()
+
+
+@contextmanager
+def memory_limited_to(more: int) -> Iterator[None]:
+    """As `ulimit -v` would: what this process has now, and so many bytes more."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
+@pytest.mark.parametrize("room", [0.5, 1.5], ids=["for no map of it", "for one of two"])
+def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, room: float) -> None:
+    folder = RunFolder(tmp_path)
+    for _ in range(2):
+        folder.save_state({"w": torch.zeros(2**24)}, {})
+    gc.collect()
+    with (
+        memory_limited_to(int(room * folder.state.stat().st_size)),
+        pytest.raises(CheckpointError, match=r"state\.safetensors cannot be read now"),
+    ):
+        folder.load_state()
+    assert folder.load_state() is not None
+    assert not list(tmp_path.glob("*.damaged"))
 
 
 def test_a_number_is_no_threat() -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -104,7 +108,7 @@ def test_every_optimiser_learns_and_resumes(kind: str, tmp_path: Path) -> None:
     assert all(map(torch.equal, again.model.state_dict().values(), whole.model.state_dict().values()))
 
 
-def interrupted(training: Training, folder: Path, after: int) -> None:
+def interrupted(training: Training, folder: Path, after: int, model: nn.Module | None = None) -> None:
     """A run that a signal ends after this many steps."""
 
     def step(self: Trainer, batch: object) -> None:
@@ -116,7 +120,15 @@ def interrupted(training: Training, folder: Path, after: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", step)
         with pytest.raises(Interrupted):
-            run(training=training, folder=folder)
+            fit(
+                model or network(),
+                task(),
+                Adv(),
+                threat=THREAT,
+                training=training,
+                folder=folder,
+                progress=False,
+            )
 
 
 def test_the_average_of_weights_is_what_is_evaluated(tmp_path: Path) -> None:
@@ -399,6 +411,136 @@ def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(tmp_path: Path) -> 
             progress=False,
         )
     assert run(folder=tmp_path).epochs == run().epochs
+
+
+class Functional(nn.Module):
+    """A net whose activation is not among its layers."""
+
+    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(36, 16), nn.Linear(16, 2)
+        self.load_state_dict(dict(zip(self.state_dict(), network().state_dict().values(), strict=True)))
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.second(self.activation(self.first(x.flatten(1))))
+        return logits
+
+
+def changed(layer: int, change: Callable[[nn.Module], nn.Module]) -> nn.Module:
+    layers = list(network().children())
+    layers[layer] = change(layers[layer])
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (
+            network,
+            lambda: changed(2, lambda relu: nn.Sigmoid()),
+            r"its layers differ: \(2\): ReLU\(\) in the run, \(2\): Sigmoid\(\) in the given model",
+        ),
+        (
+            network,
+            lambda: changed(1, lambda part: part.requires_grad_(False)),
+            "are frozen: 1.bias, 1.weight",
+        ),
+        (network, lambda: network(1), "its initial weights differ"),
+        (lambda: Functional(torch.relu), lambda: Functional(torch.sigmoid), "so its forward pass differs"),
+    ],
+    ids=["layers", "frozen", "weights", "forward pass"],
+)
+def test_the_run_of_another_model_is_not_continued(
+    tmp_path: Path, first: Callable[[], nn.Module], second: Callable[[], nn.Module], reason: str
+) -> None:
+    def go(model: nn.Module, **more: Any) -> atlas.training.Result:
+        return fit(
+            model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False, **more
+        )
+
+    result, other = go(first()), second()
+    given = {k: v.clone() for k, v in other.state_dict().items()}
+    files = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    with pytest.raises(CheckpointError, match=f"holds the run of another model: .*{reason}.*allow changes"):
+        go(other)
+    assert all(torch.equal(v, given[k]) for k, v in other.state_dict().items())
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == files
+    assert go(first()).epochs == go(other, allow_changes=True).epochs == result.epochs
+
+
+def test_the_model_that_a_run_has_trained_is_taken_again(tmp_path: Path) -> None:
+    """Running a cell of a notebook again gives the same object, whose weights are not the first ones."""
+    model = network()
+    interrupted(SHORT, tmp_path, after=5, model=model)
+    for _ in ("after a signal", "at the end"):
+        again = fit(model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
+        assert again.epochs == run().epochs
+
+
+def test_a_state_that_does_not_describe_its_model_is_resumed(tmp_path: Path) -> None:
+    """As those of older versions."""
+    interrupted(SHORT, tmp_path, after=5)
+    state = RunFolder(tmp_path).state
+    tensors, about = load_tensors(state)
+    del about["model"], about["run"]
+    save_tensors(state, tensors, about)
+    assert run(folder=tmp_path).epochs == run().epochs
+
+
+# --- the file of the best weights ---
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def with_a_bit_flipped(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+
+
+def of_another_run(path: Path) -> None:
+    run(training=replace(SHORT, seed=1), folder=path.parent / "other")
+    shutil.copy(path.parent / "other" / path.name, path)
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, truncated, with_a_bit_flipped, of_another_run])
+def test_the_best_weights_are_exported_again_from_the_state(
+    tmp_path: Path, harm: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(folder=tmp_path)
+    best = tmp_path / "best.safetensors"
+    before = best.read_bytes()
+    harm(best)
+    fit(network(), task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path)
+    assert best.read_bytes() == before
+    assert re.search(r"best.safetensors .*; exported it again from the saved state", capsys.readouterr().err)
+
+
+def test_the_weights_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Also those of one with the same settings, by `fit`, whose model started elsewhere."""
+    run(folder=tmp_path / "run")
+    run(training=replace(SHORT, seed=1), folder=tmp_path / "seed")
+    fit(network(1), task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path / "model", progress=False)
+    best = tmp_path / "run/best.safetensors"
+    assert load_model(tmp_path / "run", network())
+    for other in ("seed", "model"):
+        shutil.copy(tmp_path / other / best.name, best)
+        with pytest.raises(
+            CheckpointError, match=r"best.safetensors was written by another run than that of"
+        ):
+            load_model(tmp_path / "run", network())
+        assert load_model(best, network()), "a file alone says nothing of a run"
+
+
+def test_weights_from_before_a_change_of_settings_are_the_runs_own(tmp_path: Path) -> None:
+    run(folder=tmp_path)
+    longer = replace(SHORT, schedule=replace(SHORT.schedule, epochs=4), optimizer=Optimizer(lr=1e-9))
+    result = run(training=longer, folder=tmp_path, allow_changes=True)
+    assert result.best_epoch < 3, "or the weights would be new"
+    assert load_model(tmp_path, network())
 
 
 def test_a_configuration_altered_by_hand_is_refused(tmp_path: Path) -> None:
