@@ -15,11 +15,10 @@ from pathlib import Path
 
 from atlas.bench.passes import EQUATIONS
 from atlas.errors import Interrupted
-from atlas.report.collect import records
 from atlas.signals import caught_signals
 from atlas.training import Ranks, RunConfig, train
 from atlas.training.folder import RunFolder
-from atlas.training.log import Record
+from atlas.training.log import Record, read_metrics
 from atlas.training.ranks import Share
 
 EVENT = "trained"
@@ -61,7 +60,7 @@ class Runner:
     @property
     def epochs(self) -> int:
         """How many are done."""
-        return sum(line["kind"] == "epoch" for line in records(RunFolder(self.folder).metrics))
+        return sum(line["kind"] == "epoch" for line in read_metrics(RunFolder(self.folder).metrics))
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from atlas.bench.race import EVENT, Runner
 from atlas.bench.report import grid, markers
 from atlas.errors import UsageError
 from atlas.report import plots
-from atlas.report.collect import records
 from atlas.training.folder import RunFolder
+from atlas.training.log import read_metrics, read_times
 
 TIME_MARKERS = markers("time")
 SAID = ("objective", "restarts", "steps", "step_size", "relative_step")
@@ -25,9 +25,9 @@ LEVERS = ("precision", "channels_last")
 def laps(runner: Runner) -> list[dict[str, float]]:
     """After each epoch: the seconds of training so far, and the validation accuracies."""
     place = RunFolder(runner.folder)
-    epochs = [r for r in records(place.metrics) if r["kind"] == "epoch"]
+    epochs = [r for r in read_metrics(place.metrics) if r["kind"] == "epoch"]
     pieces = defaultdict(list)
-    for line in records(place.timing):
+    for line in read_times(place.timing):
         if line["event"] == EVENT:
             pieces[line["epoch"]].append(line)
     found, seconds, before = [], 0.0, 0

@@ -23,6 +23,7 @@ from atlas.report.evaluations import EVALUATIONS, checked_report, evaluations_of
 from atlas.threat import Threat
 from atlas.training import RunConfig, Training, load_model
 from atlas.training.folder import RunFolder
+from atlas.training.log import read_metrics, read_seconds
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ def read_run(path: Path, given: Given = Given()) -> Run:
         command=str(about.get("command", "")),
         commit=None if commit is None else str(commit),
         epochs=_epochs(folder.metrics),
-        seconds=sum(_number(r, "seconds", folder.timing) for r in records(folder.timing) if "seconds" in r),
+        seconds=read_seconds(folder.timing),
     )
 
 
@@ -308,29 +309,9 @@ def _names(places: Sequence[Path]) -> list[str]:
     return names
 
 
-def records(path: Path) -> list[dict[str, Any]]:
-    """The lines of a file of JSON lines, of which the last may be torn."""
-    try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    records = []
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError("not a table")
-        except (ValueError, RecursionError) as error:
-            if number == len(lines):
-                break
-            raise CheckpointError(f"{path} is damaged in line {number}: {error}; train again") from error
-        records.append(record)
-    return records
-
-
 def _epochs(path: Path) -> tuple[Epoch, ...]:
     found = []
-    for record in records(path):
+    for record in read_metrics(path):
         if record.get("kind") == "epoch":
             number, robust, clean, jacobian = (
                 _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")

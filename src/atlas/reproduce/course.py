@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from atlas.config import fingerprint
 from atlas.disk import in_use
-from atlas.report.collect import origin, records
+from atlas.report.collect import origin
 from atlas.reproduce.order import Run
 from atlas.reproduce.workspace import Workspace
 from atlas.training.folder import RunFolder
+from atlas.training.log import read_metrics, read_seconds
 
 State = Literal["finished", "unfinished", "in use", "failed", "changed on the way", "not begun"]
 
@@ -95,5 +96,5 @@ def course(run: Run, workspace: Workspace) -> Course:
     if folder is None:
         return Course(run, state, None, (), 0.0)
     place = RunFolder(folder)
-    seconds = sum(record.get("seconds", 0.0) for record in records(place.timing))
-    return Course(run, state, folder, tuple(records(place.metrics)), seconds)
+    seconds = read_seconds(place.timing)
+    return Course(run, state, folder, tuple(read_metrics(place.metrics)), seconds)

@@ -10,10 +10,9 @@ from typing import Any
 from optuna.trial import FrozenTrial
 
 from atlas.evaluation import Score
-from atlas.report.collect import records
 from atlas.sweep.slots import OUTCOME, newest
 from atlas.training.folder import RunFolder
-from atlas.training.log import Record
+from atlas.training.log import Record, read_metrics, read_seconds
 
 DONE, PRUNED, FAILED = "done", "pruned", "failed"
 
@@ -42,7 +41,7 @@ class Outcome:
     def of(cls, state: str, folder: Path, config: str, n: int, **rest: Any) -> Outcome:
         """From what a run has written so far."""
         epochs = epochs_of(folder)
-        seconds = sum(line.get("seconds", 0.0) for line in records(RunFolder(folder).timing))
+        seconds = read_seconds(RunFolder(folder).timing)
         best = next((epoch for epoch in reversed(epochs) if epoch["best"]), None)
         found = {} if best is None else {"clean": best["val_clean"], "robust": best["val_robust"]}
         notes = [rest.pop("note", ""), *map(_collapse, epochs)]
@@ -97,7 +96,7 @@ def best(found: Sequence[Row]) -> Row | None:
 
 def epochs_of(folder: Path) -> list[Record]:
     """The records of a run's epochs."""
-    return [line for line in records(RunFolder(folder).metrics) if line["kind"] == "epoch"]
+    return [line for line in read_metrics(RunFolder(folder).metrics) if line["kind"] == "epoch"]
 
 
 def _collapse(record: Record) -> str:

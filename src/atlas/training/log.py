@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -15,6 +18,9 @@ from atlas.training.events import Events
 from atlas.training.folder import RunFolder
 
 Record = dict[str, Any]
+CHECKSUM = "crc"
+"""The last value of a line of metrics: the CRC-32 of the line without it."""
+RATES = ("train_clean", "train_adv", "val_clean", "val_robust")
 
 
 class Log:
@@ -36,7 +42,7 @@ class Log:
         if self.folder is None:
             return
         self.epochs = [r for r in self._cut(self.folder.metrics, size) if r["kind"] == "epoch"]
-        self.seconds = sum(r.get("seconds", 0.0) for r in self._whole_lines(self.folder.timing))
+        self.seconds = read_seconds(self.folder.timing)
         self.events = Events(self.folder.tensorboard, step)
 
     def _cut(self, path: Path, size: int) -> list[Record]:
@@ -47,30 +53,25 @@ class Log:
             )
         if len(data) > size:
             os.truncate(path, size)
-        return [_record(path, line) for line in data[:size].splitlines()]
-
-    def _whole_lines(self, path: Path) -> list[Record]:
-        """The records of a file whose last line a crash may have torn; that line is cut off."""
-        data = path.read_bytes() if path.exists() else b""
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            os.truncate(path, len(whole))
-        return [_record(path, line) for line in whole.splitlines()]
+        return _checked(path, data[:size].splitlines())
 
     def add(self, record: Record) -> None:
         if record["kind"] == "epoch":
             self.epochs.append(record)
         if self.folder is None or self.events is None:
             return
-        self._append(self.folder.metrics, record)
+        self._append(self.folder.metrics, record | {CHECKSUM: _checksum(record)})
         for name, value in record.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
                 self.events.scalar(f"{record['kind']}/{name}", value, record["step"])
 
     def time(self, **record: Any) -> None:
+        """Write down a time. Nothing depends on it, so what cannot be written is left out."""
         self.seconds += record.get("seconds", 0.0)
         if self.folder is not None:
-            self._append(self.folder.timing, {"at": round(time.time(), 3), **record})
+            # On a line of its own, whatever a crash has left of the line before.
+            with suppress(OSError), self.folder.timing.open("a") as file:
+                file.write(json.dumps({"at": round(time.time(), 3), **record}) + "\n")
 
     def _append(self, path: Path, record: Record) -> None:
         line = json.dumps(record) + "\n"
@@ -84,9 +85,12 @@ class Log:
         """Bring all to disk; how many bytes of metrics there are."""
         if self.folder is None or not self.folder.metrics.exists():
             return 0
-        with self.folder.metrics.open("rb") as file:
-            os.fsync(file.fileno())
-            return os.fstat(file.fileno()).st_size
+        try:
+            with self.folder.metrics.open("rb") as file:
+                os.fsync(file.fileno())
+                return os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise disk_error(self.folder.metrics, 0, error) from error
 
     def __enter__(self) -> Log:
         return self
@@ -98,11 +102,66 @@ class Log:
             self.events.close()
 
 
-def _record(path: Path, line: bytes) -> Record:
+def read_metrics(path: Path) -> list[Record]:
+    """The records of a `metrics.jsonl`, without a last line that is still being written.
+
+    Raises:
+        CheckpointError: if the file cannot be read, or a line was changed after it was written.
+    """
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; start the run anew") from error
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path} is damaged: a line is {str(record)[:50]}; start the run anew")
-    return record
+        data = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    return _checked(path, data[: data.rfind(b"\n") + 1].splitlines())
+
+
+def read_times(path: Path) -> list[Record]:
+    """The records of a `timing.jsonl`. Nothing depends on them, so lines that cannot be read are left out."""
+    records = []
+    with suppress(OSError):
+        for line in path.read_bytes().splitlines():
+            with suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                records += [record] if isinstance(record, dict) else []
+    return records
+
+
+def read_seconds(path: Path) -> float:
+    """The seconds in a `timing.jsonl`."""
+    times = (record.get("seconds", 0.0) for record in read_times(path))
+    return sum(t for t in times if isinstance(t, int | float) and 0 <= t < math.inf)
+
+
+def _checked(path: Path, lines: list[bytes]) -> list[Record]:
+    """The records of these lines. Lines of versions before 0.2 have no checksum, and none comes after one."""
+    records, checksums = list[Record](), False
+    for number, line in enumerate(lines, 1):
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError(f"expected a table, got {str(record)[:50]}")
+            checksum = record.pop(CHECKSUM, None)
+            checksums = checksums or checksum is not None
+            if checksums and checksum != _checksum(record):
+                raise ValueError("its checksum does not match")
+            _check_values(record)
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path} is damaged in line {number}: {error}. Restore the file from a copy, or start again "
+                "in another folder"
+            ) from error
+        records.append(record)
+    return records
+
+
+def _checksum(record: Record) -> str:
+    return f"{zlib.crc32(json.dumps(record).encode()):08x}"
+
+
+def _check_values(record: Record) -> None:
+    if record.get("kind") not in ("probe", "epoch"):
+        raise ValueError(f"kind must be probe or epoch, got {record.get('kind')!r}")
+    for name in RATES:
+        value = record.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise ValueError(f"{name} must be between 0 and 1, got {value!r}")

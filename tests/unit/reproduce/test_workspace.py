@@ -25,6 +25,7 @@ from atlas.reproduce.timings import Timings
 from atlas.reproduce.workspace import Workspace, in_use
 from atlas.training import train
 from atlas.training.folder import RunFolder
+from atlas.training.log import read_metrics
 
 Atlas = Callable[..., int]
 Smoke = Callable[..., dict[str, Any]]
@@ -83,7 +84,7 @@ def cells(whole: dict[str, Any], key: str) -> dict[str, Any]:
 
 def test_a_collapsed_row_is_marked(finished: Any, copy: Path, made: Path) -> None:
     metrics = folder(copy, made, "atlas-l-1") / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = read_metrics(metrics)
     epochs = [line for line in lines if line["kind"] == "epoch"]
     epochs[1]["collapse"] = True
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
