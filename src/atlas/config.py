@@ -1,7 +1,8 @@
 """Configuration: frozen dataclasses from plain tables (TOML, JSON) and back, with errors that teach.
 
-The dataclasses themselves live next to what they configure and validate in ``__post_init__``; this module
-only knows types. A field whose type has a registry (an attack, say) is a table with a `name`.
+The dataclasses themselves live next to what they configure and validate in ``__post_init__``, where
+`check_fields` checks their types; this module only knows types. A field whose type has a registry (an
+attack, say) is a table with a `name`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, field, fields, is_dataclass
 from fractions import Fraction
+from functools import cache
+from operator import index
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from atlas.errors import UsageError, choose, unknown
@@ -32,7 +35,7 @@ def build(target: Callable[..., T], table: Mapping[str, Any], registries: Regist
     if not where:
         _check_depth(table)
     if not isinstance(table, Mapping):
-        raise UsageError(f"{where or 'the configuration'} is {table!r}; wanted a table")
+        raise _mismatch(table, "a table", where or "the configuration")
     if target in registries:
         return _build_named(target, table, registries, where)  # type: ignore[arg-type]
     wanted = inspect.signature(target).parameters
@@ -63,22 +66,50 @@ def _inside(value: object) -> Iterable[Any]:
     return value if isinstance(value, list | tuple) else ()
 
 
-def check_choices(value: Any) -> None:
-    """Refuse a dataclass with a `Literal` field that is none of its choices.
+def check_fields(value: Any, where: str | None = None) -> None:
+    """Check the fields of a dataclass by their types, and make what numpy or text gave plain numbers.
 
-    `build` checks types, but values are also made in Python, where a misspelt choice would pass for some
-    other one.
+    `build` checks tables, but values are also made in Python: ``Linf("8/255")`` is accepted, and so is
+    ``PGD(steps=np.int64(5))``; ``PGD(steps=5.0)`` and ``Adv(attack=None)`` are refused. `where` is what the
+    fields are said to belong to, by default the class.
     """
-    for name, wanted in get_type_hints(type(value)).items():
-        if any(get_origin(kind) is Literal for kind in (wanted, *get_args(wanted))):
-            _parse(getattr(value, name), wanted, {}, f"{type(value).__name__}.{name}")
+    kind: Any = type(value)
+    for name, wanted in _field_types(kind).items():
+        given = getattr(value, name)
+        plain = _parse(given, wanted, {}, _path(kind.__name__ if where is None else where, name))
+        if plain is not given:
+            object.__setattr__(value, name, plain)
+
+
+@cache
+def _field_types(kind: Any) -> dict[str, Any]:
+    try:
+        hints = get_type_hints(kind)
+    except NameError:  # a custom class may name types that are imported for type checkers only
+        return {}
+    return {f.name: hints[f.name] for f in fields(kind)} if is_dataclass(kind) else {}
 
 
 def check_counts(**counts: int) -> None:
-    """Refuse a count, named by its keyword, that is not a whole number from 1."""
+    """Refuse a count, named by its keyword, that is not an integer >= 1."""
     for name, count in counts.items():
-        if not (1 <= count < LARGEST and count % 1 == 0):
-            raise UsageError(f"{name} is {count}; wanted a whole number from 1")
+        integer(count, name, least=1)
+
+
+def integer(value: Any, where: str, least: int | None = None) -> int:
+    """A plain int from an integer of Python, numpy or torch; no smaller than `least`."""
+    expected = "an integer" if least is None else f"an integer >= {least}"
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        whole = index(value)
+    except (TypeError, ValueError):
+        raise _mismatch(value, expected, where) from None
+    if not abs(whole) < LARGEST:
+        raise UsageError(f"{where} must have at most 63 bits, got an integer of {whole.bit_length()} bits")
+    if least is not None and whole < least:
+        raise _mismatch(whole, expected, where)
+    return whole
 
 
 def _path(where: str, key: str) -> str:
@@ -97,42 +128,71 @@ def _parse(value: Any, wanted: Any, registries: Registries, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _parse_union(value, get_args(wanted), registries, where)
     if origin is Literal:
-        if value not in get_args(wanted):
+        if not any(type(value) is type(choice) and value == choice for choice in get_args(wanted)):
             raise unknown(f"{where}:", value, map(str, get_args(wanted)))
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _mismatch(value, "a list", where)
         return tuple(_parse(v, get_args(wanted)[0], registries, where) for v in value)
-    if wanted in registries or is_dataclass(wanted):
-        return value if isinstance(value, wanted) else build(wanted, value, registries, where)
-    return _parse_scalar(value, wanted, where)
+    if wanted is float:
+        return number(value, where)
+    if wanted is int:
+        return integer(value, where)
+    if _is_a(value, origin or wanted):
+        return value
+    made_of_tables = wanted in registries or is_dataclass(wanted)
+    if made_of_tables and (registries or isinstance(value, Mapping)):
+        return build(wanted, value, registries, where)
+    raise _mismatch(value, _expected(wanted), where)
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    try:
+        return isinstance(value, kind)
+    except TypeError:  # Any, a Protocol: nothing that could be checked
+        return True
 
 
 def _parse_union(value: Any, choices: tuple[Any, ...], registries: Registries, where: str) -> Any:
     if value is None and types.NoneType in choices:
         return None
-    refused = []
-    for choice in (c for c in choices if c is not types.NoneType):
+    kinds = [choice for choice in choices if choice is not types.NoneType]
+    if len(kinds) == 1:
+        return _parse(value, kinds[0], registries, where)
+    for kind in kinds:
         try:
-            return _parse(value, choice, registries, where)
-        except UsageError as error:
-            refused.append(str(error))
-    raise UsageError("; or: ".join(refused))
+            return _parse(value, kind, registries, where)
+        except UsageError:
+            pass
+    raise _mismatch(value, " or ".join(map(_expected, kinds)), where)
 
 
-def _parse_scalar(value: Any, wanted: Any, where: str) -> Any:
-    if wanted is float:
-        return number(value, where)
-    if type(value) is not wanted:
-        raise _mismatch(value, {int: "a whole number", bool: "true or false", str: "text"}[wanted], where)
-    if wanted is int and not abs(value) < LARGEST:
-        raise UsageError(f"{where} has {value.bit_length()} bits; wanted a whole number of at most 63")
-    return value
+def _expected(wanted: Any) -> str:
+    """A type in words."""
+    simple = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+    if wanted in simple:
+        return simple[wanted]
+    if get_origin(wanted) is Literal:
+        return " or ".join(map(repr, get_args(wanted)))
+    name = getattr(get_origin(wanted) or wanted, "__name__", str(wanted))
+    made = sorted({kind.__name__ for kind in _concrete(wanted)} - {name})
+    article = "an" if name[0] in "AEIOU" else "a"
+    return f"{article} {name}" + (f" ({', '.join(made)})" if made else "")
+
+
+def _concrete(kind: Any) -> Iterator[type]:
+    """The classes below this one that can be made."""
+    subclasses: list[type] = kind.__subclasses__() if isinstance(kind, type) else []
+    for below in subclasses:
+        if not inspect.isabstract(below):
+            yield below
+        yield from _concrete(below)
 
 
 def _mismatch(value: Any, wanted: str, where: str) -> UsageError:
-    return UsageError(f"{where} is {value!r}; wanted {wanted}")
+    text = repr(value)
+    return UsageError(f"{where} must be {wanted}, got {text if len(text) <= 200 else text[:200] + '...'}")
 
 
 def number(value: Any, where: str = "the value") -> float:

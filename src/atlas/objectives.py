@@ -79,8 +79,8 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
 
 def check_projections(projections: object) -> None:
     """Refuse what `squared_jacobian` cannot take."""
-    if projections != "exact" and not (isinstance(projections, int) and projections >= 1):
-        raise UsageError(f"projections is {projections!r}; wanted a whole number from 1, or 'exact'")
+    if projections != "exact" and not (type(projections) is int and projections >= 1):
+        raise UsageError(f"projections must be an integer >= 1 or 'exact', got {projections!r}")
 
 
 def squared_jacobian(

@@ -15,10 +15,12 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 
 import torch
 from torch import Tensor
 
+from atlas.config import integer
 from atlas.errors import UsageError
 
 Word = int | str | Tensor
@@ -51,7 +53,13 @@ def _word(value: Word) -> int | Tensor:
     if isinstance(value, str):
         digest = hashlib.blake2b(value.encode(), digest_size=8).digest()
         return _signed(int.from_bytes(digest, "little"))
-    return value.to(torch.int64) if isinstance(value, Tensor) else _signed(value)
+    if isinstance(value, Tensor):
+        return value.to(torch.int64)
+    try:
+        return _signed(index(value))
+    except TypeError:
+        expected = "an integer, a string or an integer tensor"
+        raise UsageError(f"a seed, step or stream name must be {expected}, got {value!r}") from None
 
 
 def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -73,7 +81,7 @@ class Rng:
     @classmethod
     def batch(cls, size: int, seed: int = 0, step: int = 0, device: torch.device | str = "cpu") -> Rng:
         """Streams for a batch whose examples have no indices, as in a custom training loop."""
-        return cls.lanes(seed, torch.arange(size, device=device)).fold(step)
+        return cls.lanes(seed, torch.arange(integer(size, "size", least=0), device=device)).fold(step)
 
     def fold(self, *words: Word) -> Rng:
         """Independent streams, named by integers, strings or one integer a lane."""

@@ -15,6 +15,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from atlas.config import check_fields
 from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
 
@@ -40,7 +41,7 @@ def check_threat(threat: object) -> None:
     """Refuse what is no threat, such as a bare number."""
     if not isinstance(threat, Threat):
         raise UsageError(
-            f"threat is {threat!r}; wanted atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255)"
+            f"threat must be atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255), got {threat!r}"
         )
 
 
@@ -57,9 +58,14 @@ class Threat(ABC):
     largest_eps: ClassVar[float] = math.inf
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not (math.isfinite(self.eps) and 0 <= self.eps <= self.largest_eps):
-            wanted = f"a number from 0 to {self.largest_eps}, in pixel units of [0, 1] (say 8/255)"
-            raise UsageError(f"{type(self).__name__}: eps is {self.eps}; wanted {wanted}")
+            bounded = self.largest_eps < math.inf
+            expected = f"between 0 and {self.largest_eps:g}" if bounded else ">= 0 and finite"
+            raise UsageError(
+                f"{type(self).__name__}: eps must be {expected}, in pixel units of [0, 1], such as 8/255, "
+                f"got {self.eps:g}"
+            )
 
     def at(self, eps: float) -> Self:
         """The same threat with another radius."""

@@ -206,5 +206,5 @@ def test_attack_objectives_are_per_example(name: str) -> None:
 @pytest.mark.parametrize("projections", [0, -3, "exakt", 1.5, None])
 def test_wrong_number_of_projections(projections: object) -> None:
     x = torch.rand(2, 3, requires_grad=True)
-    with pytest.raises(UsageError, match="wanted a whole number from 1, or 'exact'"):
+    with pytest.raises(UsageError, match="must be an integer >= 1 or 'exact'"):
         squared_jacobian(x * 2, x, Rng.batch(2), projections)  # type: ignore[arg-type]

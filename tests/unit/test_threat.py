@@ -33,12 +33,12 @@ def images(count: int, *shape: int, dtype: torch.dtype = torch.float64, seed: in
 @pytest.mark.parametrize("eps", [-1e-9, -1.0, math.nan, math.inf, -math.inf])
 @each_kind
 def test_impossible_radius(kind: type[Threat], eps: float) -> None:
-    with pytest.raises(UsageError, match=rf"{kind.__name__}: eps is .*8/255"):
+    with pytest.raises(UsageError, match=rf"{kind.__name__}: eps must be .*8/255"):
         kind(eps)
 
 
 def test_linf_beyond_the_box_is_a_mistake_of_units() -> None:
-    with pytest.raises(UsageError, match="eps is 8; wanted a number from 0 to 1"):
+    with pytest.raises(UsageError, match=r"eps must be between 0 and 1, in pixel units of .* got 8"):
         Linf(8)
     assert Linf(1).eps == 1
     assert L2(8).eps == 8

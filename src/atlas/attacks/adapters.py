@@ -62,8 +62,9 @@ class Adapted(Attack[State]):
         # With true labels in the place of targets such an attack would pull images to where they are.
         mode = str(getattr(self.theirs, "attack_mode", ""))
         if getattr(self.theirs, "targeted", False) is True and mode in ("", "targeted(label)"):
-            raise UsageError(f"{self.name} is targeted and wants target labels; make it untargeted")
+            raise UsageError(f"{self.name} is targeted and needs target labels; make it untargeted")
         _library(self.theirs)
+        super().__post_init__()
 
     def __repr__(self) -> str:
         """Its name and its own description, without the addresses of objects, which change with each run."""

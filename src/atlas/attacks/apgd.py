@@ -14,7 +14,7 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.frozen import Model
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.state import Fresh, State, Step
-from atlas.config import check_choices, check_counts
+from atlas.config import check_counts
 from atlas.objectives import cross_entropy, dlr, targeted_dlr
 from atlas.threat import Threat, per_example
 
@@ -176,7 +176,7 @@ class APGD(AutoPGD):
     restarts: int = 1
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         check_counts(steps=self.steps, restarts=self.restarts)
 
     def attempts(self, num_classes: int) -> int:
@@ -199,6 +199,7 @@ class TargetedAPGD(AutoPGD):
     restarts: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
 
     def attempts(self, num_classes: int) -> int:

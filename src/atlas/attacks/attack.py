@@ -21,6 +21,7 @@ from torch import Tensor
 from atlas.attacks import lanes
 from atlas.attacks.frozen import BatchNormMode, Model, check_autograd
 from atlas.attacks.state import Fresh, S, Step
+from atlas.config import check_fields
 from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
 from atlas.threat import Threat, check_pixels, check_threat
@@ -49,6 +50,9 @@ class Attack(ABC, Generic[S]):
     looks_at_last: ClassVar[bool] = True
     """Whether a lane that is done is due a last look at its `x_adv`, where no step has asked the model. Else
     the engine looks at the last point that was tried, moved into the ball, and this is no query."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @abstractmethod
     def attempts(self, num_classes: int) -> int:

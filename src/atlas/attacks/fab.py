@@ -61,12 +61,13 @@ class TargetedFAB(Attack[FABState]):
     looks_at_last: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
         for name in ("alpha_max", "beta"):
             if not 0 <= getattr(self, name) <= 1:
-                raise UsageError(f"{name} is {getattr(self, name)}; wanted a number from 0 to 1")
+                raise UsageError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if not 1 <= self.eta < float("inf"):
-            raise UsageError(f"eta is {self.eta}; wanted a number from 1, to reach the boundary")
+            raise UsageError(f"eta must be >= 1, to reach the boundary, and finite, got {self.eta}")
 
     def attempts(self, num_classes: int) -> int:
         return min(self.targets, num_classes - 1) * self.restarts

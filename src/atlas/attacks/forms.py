@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from atlas.attacks.folded import FoldedConv, slow_convolutions
 from atlas.attacks.frozen import Model
+from atlas.config import integer
 from atlas.errors import UsageError, choose
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,8 +49,7 @@ def searched(model: Model, dtype: str) -> Model:
 
 def averaged(model: Model, passes: int) -> Model:
     """The mean of the logits over `passes` looks at each image: expectation over transformation (EOT)."""
-    if passes < 1:
-        raise UsageError(f"eot is {passes}; wanted a whole number from 1")
+    passes = integer(passes, "eot", least=1)
     return model if passes == 1 else Averaged(model, passes)
 
 

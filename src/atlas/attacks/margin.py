@@ -17,7 +17,7 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.frozen import Model
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.state import Fresh, State, Step
-from atlas.config import check_choices, check_counts
+from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import margin, targeted_margin
 from atlas.threat import Threat, per_example
@@ -59,10 +59,10 @@ class Margin(Attack[MarginState]):
     decay: bool = True
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         check_counts(steps=self.steps, restarts=self.restarts)
         if self.step_size is not None and not 0 < self.step_size < float("inf"):
-            raise UsageError(f"step_size is {self.step_size}; wanted a number above 0, in pixels")
+            raise UsageError(f"step_size must be > 0 and finite, in pixel units, got {self.step_size}")
 
     @abstractmethod
     def loss(self, logits_adv: Tensor, state: MarginState) -> Tensor:

@@ -12,7 +12,7 @@ from atlas.attacks.climb import Climb
 from atlas.attacks.frozen import Model, is_random
 from atlas.attacks.gradient import input_gradient
 from atlas.attacks.state import Fresh, State, Step
-from atlas.config import check_choices, check_counts
+from atlas.config import check_counts
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
 from atlas.rng import Rng
@@ -64,7 +64,7 @@ class PGD(Climb[ClimbState]):
     decay: bool = False
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         choose("objective", self.climbs, ATTACK_OBJECTIVES)
         if self.start_at == "clean" and self.climbs == "kl":
             raise UsageError(
@@ -72,10 +72,11 @@ class PGD(Climb[ClimbState]):
             )
         check_counts(steps=self.steps, restarts=self.restarts)
         if self.step_size is not None and self.relative_step is not None:
-            raise UsageError("got step_size (pixels) and relative_step (units of eps); give one of them")
-        for size in (self.step_size, self.relative_step):
+            raise UsageError("step_size (in pixels) and relative_step (in units of eps) exclude each other")
+        for name in ("step_size", "relative_step"):
+            size = getattr(self, name)
             if size is not None and not 0 < size < float("inf"):
-                raise UsageError(f"the step is {size}; wanted a number above 0")
+                raise UsageError(f"{name} must be > 0 and finite, got {size}")
 
     @property
     def climbs(self) -> str:

@@ -67,6 +67,7 @@ class RayS(Attack[RayState]):
     looks_at_last: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_counts(queries=self.queries)
 
     @property

@@ -14,7 +14,7 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.frozen import Model
 from atlas.attacks.state import Fresh, State, Step
 from atlas.attacks.windows import Windows, signed
-from atlas.config import check_choices, check_counts
+from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
@@ -63,10 +63,10 @@ class Square(Attack[SquareState]):
     threats: ClassVar[tuple[type[Threat], ...]] = (Linf, L2)
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        super().__post_init__()
         check_counts(queries=self.queries, restarts=self.restarts)
         if not 0 < self.p <= 1:
-            raise UsageError(f"p is {self.p}; wanted a share of the image, above 0 and at most 1")
+            raise UsageError(f"p must be a share of the image, > 0 and <= 1, got {self.p}")
 
     @property
     def steps(self) -> int:  # type: ignore[override]

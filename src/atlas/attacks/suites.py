@@ -39,19 +39,22 @@ def names() -> list[str]:
     return list(_tables())
 
 
-def suite(name: str, data: str = "") -> Suite:
-    """The suite of this name, in its form for the data set `data` where there is one; or of one's own file.
+def suite(name: str, data: str = "", within: tuple[str, ...] = ()) -> Suite:
+    """The suite of this name, in its form for the data set `data` where there is one; or that of a file.
 
-    A file of one's own (.toml) is such a table as those of `suites.toml`, at its top level.
+    A custom file (.toml) is such a table as those of `suites.toml`, at its top level. `within` are the files
+    that include it.
     """
     if name.endswith(".toml"):
-        table, name = _own(Path(name)), Path(name).stem
+        if any(Path(name).resolve() == Path(outer).resolve() for outer in within):
+            raise UsageError(f"suites include each other: {' -> '.join([*within, name])}; remove one include")
+        table, within, name = _own(Path(name)), (*within, name), Path(name).stem
     else:
         tables = _tables()
         if name not in tables:
             raise unknown("suite", name, tables)
         table = tables.get(f"{name}-{data}", tables[name])
-    entries = _all(table, data)
+    entries = _all(table, data, within)
     attacks = {e["label"]: {k: v for k, v in e.items() if k != "label"} for e in entries}
     if len(attacks) < len(entries):
         raise UsageError(f"suite {name}: two attacks share a label, of {[e['label'] for e in entries]}")
@@ -68,11 +71,14 @@ def _own(path: Path) -> dict[str, Any]:
             raise unknown(f"key in {path}:", key, KEYS)
     attacks, includes = table.get("attacks", []), table.get("includes", [])
     if not isinstance(attacks, list) or not all(map(_is_entry, attacks)):
-        raise UsageError(f'{path}: wanted attacks = [{{ label = "...", name = "...", steps = ... }}, ...]')
+        raise UsageError(
+            f"{path}: attacks must be a list of tables with a label and a name, such as "
+            'attacks = [{ label = "PGD-50", name = "pgd", steps = 50 }]'
+        )
     if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
-        raise UsageError(f"{path}: includes is {includes!r}; wanted a list of suites")
+        raise UsageError(f"{path}: includes must be a list of suites, got {includes!r}")
     if table.get("on", "standing") != "standing":
-        raise UsageError(f'{path}: on is {table["on"]!r}; wanted on = "standing", or leave it away')
+        raise UsageError(f'{path}: on must be "standing", or be omitted, got {table["on"]!r}')
     return {"description": "", **table}
 
 
@@ -80,7 +86,7 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("label", "name"))
 
 
-def _all(table: Mapping[str, Any], data: str) -> list[dict[str, Any]]:
-    included = [suite(name, data).attacks for name in table.get("includes", ())]
+def _all(table: Mapping[str, Any], data: str, within: tuple[str, ...]) -> list[dict[str, Any]]:
+    included = [suite(name, data, within).attacks for name in table.get("includes", ())]
     entries = [{"label": label, **attack} for attacks in included for label, attack in attacks.items()]
     return [*entries, *table.get("attacks", ())]

@@ -47,8 +47,11 @@ class Transfer(Attack[TransferState]):
     def __post_init__(self) -> None:
         given: object = self.surrogates
         if not isinstance(given, tuple) or not given or not all(map(callable, given)):
-            wanted = "wanted a tuple of models, at least one: (surrogate,)"
-            raise UsageError(f"surrogates is a {type(given).__name__}; {wanted}")
+            raise UsageError(
+                "surrogates must be a tuple of models, at least one, such as (surrogate,), got a "
+                f"{type(given).__name__}"
+            )
+        super().__post_init__()
 
     @property
     def steps(self) -> int:  # type: ignore[override]

@@ -16,6 +16,7 @@ from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
 from atlas.attacks.arranged import arranged
 from atlas.attacks.gradient import has_gradients, input_gradients
 from atlas.attacks.lanes import ask
+from atlas.config import check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import UsageError
@@ -29,7 +30,7 @@ from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
 from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
-from atlas.threat import Threat, check_threat
+from atlas.threat import Threat
 
 GRADIENTS = 8
 """Images whose gradients are kept, to know the model again by."""
@@ -99,7 +100,6 @@ class Evaluation:
     """An attack under way is saved this often."""
 
     def __post_init__(self) -> None:
-        check_threat(self.plan.threat)
         files = [slug(label) for label in self.plan.attacks]
         if not files:
             why = [f"{label} {reason}" for label, reason in self.plan.left_out.items()]
@@ -120,8 +120,8 @@ class Evaluation:
             raise UsageError(
                 "the model has weights on the device meta, which holds no values: load them first"
             )
-        if self.batch_size < 1:
-            raise UsageError(f"batch_size is {self.batch_size}; wanted a whole number from 1")
+        check_fields(self, where="")
+        check_counts(batch_size=self.batch_size)
 
     @cached_property
     def about(self) -> dict[str, Any]:

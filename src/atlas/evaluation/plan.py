@@ -10,12 +10,12 @@ from torch import nn
 
 from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer, lanes
 from atlas.attacks.suites import TRANSFER, suite
-from atlas.config import Registries, build, table_of
+from atlas.config import Registries, build, check_fields, integer, table_of
 from atlas.data import Images
-from atlas.errors import UsageError, unknown
+from atlas.errors import unknown
 from atlas.models import source
 from atlas.rng import Rng
-from atlas.threat import THREATS, Threat
+from atlas.threat import THREATS, Threat, check_threat
 
 FIRST = "1.1"
 """The version of the engine and of an attack before either was changed."""
@@ -37,6 +37,10 @@ class Plan:
     """Looks at an image whose mean is taken for the model's answer."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Attacks of the suite that cannot run, each with the reason."""
+
+    def __post_init__(self) -> None:
+        check_threat(self.threat)
+        check_fields(self, where="")
 
     def table(self) -> dict[str, Any]:
         table = {
@@ -129,10 +133,8 @@ def _only(tables: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]) -> dic
 
 def chosen_images(images: Images, n: int | None, random: bool, seed: int) -> Images:
     """The first n images, or n random ones by the seed; all where n is None."""
-    if n is None or n >= len(images):
+    if n is None or integer(n, "n", least=1) >= len(images):
         return images
-    if n < 1:
-        raise UsageError(f"n is {n}; wanted a whole number from 1")
     if not random:
         return images.subset(slice(n))
     keys = Rng.lanes(seed, images.ids).fold("sample").bits(())

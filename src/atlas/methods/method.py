@@ -14,6 +14,7 @@ from torch import Tensor
 
 from atlas.attacks import BatchNormMode, Climb, Model
 from atlas.attacks.attack import checked_inputs
+from atlas.config import check_fields
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng, streams
@@ -49,9 +50,12 @@ class Method(ABC):
     """What the method's attack climbs unless it is told otherwise."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, weight in self.weights.items():
             if not 0 <= weight < float("inf"):
-                raise UsageError(f"{type(self).__name__}: the weight of {name} is {weight}; wanted 0 or more")
+                raise UsageError(
+                    f"{type(self).__name__}: the weight of {name} must be >= 0 and finite, got {weight}"
+                )
         check_projections(getattr(self, "projections", 1))
 
     @property

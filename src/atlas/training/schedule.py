@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from atlas.config import check_choices
+from atlas.config import check_counts, check_fields
 from atlas.errors import UsageError
 
 
@@ -32,25 +32,21 @@ class Schedule:
     milestones: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.epochs < 1 or self.plateau < 1 or self.patience < 1 or self.ramp_epochs < 0:
-            raise UsageError(
-                f"epochs {self.epochs}, plateau {self.plateau}, patience {self.patience}, ramp_epochs "
-                f"{self.ramp_epochs}; wanted 1 or more (ramp_epochs: 0 or more)"
-            )
+        check_fields(self)
+        check_counts(epochs=self.epochs, plateau=self.plateau, patience=self.patience)
+        if self.ramp_epochs < 0:
+            raise UsageError(f"ramp_epochs must be >= 0, got {self.ramp_epochs}")
         if self.ramp_epochs > self.epochs:
             raise UsageError(
                 f"ramp_epochs is {self.ramp_epochs} and epochs is {self.epochs}: eps would never reach its "
                 "full value; set ramp_epochs (training.schedule.ramp_epochs) to no more than epochs"
             )
         if not 0 < self.factor <= 1:
-            raise UsageError(f"factor is {self.factor}; wanted a number above 0, at most 1")
+            raise UsageError(f"factor must be > 0 and <= 1, got {self.factor}")
         if self.kind == "piecewise" and not self.milestones:
             raise UsageError("a piecewise schedule needs milestones, in epochs, such as [50, 75]")
         if not all(0 <= m < math.inf for m in self.milestones):
-            raise UsageError(
-                f"milestones are {list(self.milestones)}; wanted epochs, 0 or more, such as [50, 75]"
-            )
+            raise UsageError(f"milestones must be epochs >= 0, such as [50, 75], got {list(self.milestones)}")
 
     def ramp(self, epoch: float) -> float:
         """eps_now / eps_final after this many epochs: 0 at the start, 1 after `ramp_epochs` (App. A.3)."""

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from atlas.attacks import ATTACKS, CLIMBS, PGD, Attack, BatchNormMode, Climb
-from atlas.config import Registries, check_choices, check_counts, later
+from atlas.config import Registries, check_counts, check_fields, later
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
@@ -32,13 +32,13 @@ class Optimizer:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         if not 0 < self.lr < float("inf"):
-            raise UsageError(f"lr is {self.lr}; wanted a number above 0")
+            raise UsageError(f"lr must be > 0 and finite, got {self.lr}")
         if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum is {self.momentum}; wanted 0 or more, below 1")
+            raise UsageError(f"momentum must be >= 0 and < 1, got {self.momentum}")
         if not 0 <= self.weight_decay < float("inf"):
-            raise UsageError(f"weight_decay is {self.weight_decay}; wanted 0 or more")
+            raise UsageError(f"weight_decay must be >= 0 and finite, got {self.weight_decay}")
         if self.nesterov and not self.momentum:
             raise UsageError("nesterov needs a momentum above 0")
 
@@ -68,11 +68,12 @@ class Validation:
     batch_size: int | None = later(None)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.batch_size is not None:
             check_counts(**{"validation.batch_size": self.batch_size})
         if not (0 < self.size < 1 or (1 <= self.size < float("inf") and self.size == int(self.size))):
             raise UsageError(
-                f"validation.size is {self.size}; wanted a whole number, or a share between 0 and 1"
+                f"validation.size must be an integer >= 1, or a share between 0 and 1, got {self.size}"
             )
 
 
@@ -98,13 +99,13 @@ class Training:
     validation: Validation = Validation()
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_fields(self)
         choose("augment", self.augment, AUGMENTS)
         if not 0 <= self.seed < 2**63:
-            raise UsageError(f"seed is {self.seed}; wanted a whole number from 0, below 2^63")
+            raise UsageError(f"seed must be an integer >= 0 and < 2^63, got {self.seed}")
         if self.batch_size < 2:
-            raise UsageError(f"batch_size is {self.batch_size}; wanted 2 or more")
+            raise UsageError(f"batch_size must be >= 2, got {self.batch_size}")
         if not 0 <= self.ema < 1:
-            raise UsageError(f"ema is {self.ema}; wanted 0 (none) or a decay below 1, such as 0.999")
+            raise UsageError(f"ema must be 0 (none) or a decay < 1, such as 0.999, got {self.ema}")
         if not self.checkpoint_minutes > 0:
-            raise UsageError(f"checkpoint_minutes is {self.checkpoint_minutes}; wanted a number above 0")
+            raise UsageError(f"checkpoint_minutes must be > 0, got {self.checkpoint_minutes}")

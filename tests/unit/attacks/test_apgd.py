@@ -187,5 +187,5 @@ def test_refused() -> None:
     for wrong in ({"steps": 0}, {"restarts": 0}, {"steps": 2.5}, {"loss": "kl"}):
         with pytest.raises(UsageError):
             APGD(**wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="targets is 0"):
+    with pytest.raises(UsageError, match=r"targets must be .*, got 0"):
         TargetedAPGD(targets=0)

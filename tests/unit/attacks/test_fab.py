@@ -39,13 +39,13 @@ def fresh(x: Tensor, y: Tensor, attempt: int = 0, seed: int = 0) -> Fresh:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"targets": 0}, "targets is 0"),
-        ({"steps": 0}, "steps is 0"),
-        ({"restarts": 1.5}, "restarts is 1.5"),
-        ({"alpha_max": -0.1}, "alpha_max is -0.1"),
-        ({"beta": 1.1}, "beta is 1.1"),
-        ({"eta": 0.99}, "eta is 0.99"),
-        ({"eta": math.nan}, "eta is nan"),
+        ({"targets": 0}, "targets must be .*, got 0"),
+        ({"steps": 0}, "steps must be .*, got 0"),
+        ({"restarts": 1.5}, "restarts must be .*, got 1.5"),
+        ({"alpha_max": -0.1}, "alpha_max must be .*, got -0.1"),
+        ({"beta": 1.1}, "beta must be .*, got 1.1"),
+        ({"eta": 0.99}, "eta must be .*, got 0.99"),
+        ({"eta": math.nan}, "eta must be .*, got nan"),
     ],
     ids=str,
 )

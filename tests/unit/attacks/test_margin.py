@@ -173,10 +173,10 @@ def test_a_linear_model_gives_way_exactly_at_its_distance(kind: type[Margin], th
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"steps": 0}, "steps is 0"),
-        ({"restarts": -1}, "restarts is -1"),
-        ({"step_size": 0.0}, "step_size is 0.0"),
-        ({"step_size": math.nan}, "step_size is nan"),
+        ({"steps": 0}, "steps must be .*, got 0"),
+        ({"restarts": -1}, "restarts must be .*, got -1"),
+        ({"step_size": 0.0}, "step_size must be .*, got 0.0"),
+        ({"step_size": math.nan}, "step_size must be .*, got nan"),
         ({"optimizer": "adm"}, "did you mean 'adam'"),
     ],
     ids=str,

@@ -58,11 +58,11 @@ def candidates(state: SquareState, threat: Threat) -> Tensor:
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"queries": 0}, "queries is 0"),
-        ({"restarts": 0.5}, "restarts is 0.5"),
-        ({"p": 0.0}, "p is 0.0"),
-        ({"p": 1.1}, "p is 1.1"),
-        ({"p": math.nan}, "p is nan"),
+        ({"queries": 0}, "queries must be .*, got 0"),
+        ({"restarts": 0.5}, "restarts must be .*, got 0.5"),
+        ({"p": 0.0}, "p must be .*, got 0.0"),
+        ({"p": 1.1}, "p must be .*, got 1.1"),
+        ({"p": math.nan}, "p must be .*, got nan"),
         ({"loss": "margn"}, "did you mean 'margin'"),
     ],
     ids=str,

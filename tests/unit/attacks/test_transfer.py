@@ -151,7 +151,7 @@ def test_a_broken_surrogate_is_named_and_no_verdict() -> None:
 
 @pytest.mark.parametrize("wrong", [(), ONE, [ONE], (ONE, "runs/mine")], ids=lambda w: type(w).__name__)
 def test_refused(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="wanted a tuple of models"):
+    with pytest.raises(UsageError, match="must be a tuple of models"):
         Transfer(wrong)
 
 

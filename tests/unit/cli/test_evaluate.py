@@ -100,7 +100,7 @@ def test_a_run_knows_its_data_and_threat(
         ),
         (("WEIGHTS", "--model", "cnn-small", "--eps", "0.1"), 2, "--data is missing"),
         (("WEIGHTS", *MODEL), 2, "--eps is missing"),
-        (("WEIGHTS", *MODEL, "--eps", "-0.1"), 2, "eps is -0.1"),
+        (("WEIGHTS", *MODEL, "--eps", "-0.1"), 2, "got -0.1"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--norm", "l1"), 2, "choose from: l2, linf"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--suite", "papr"), 2, "did you mean 'paper'"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--suite", "gone.toml"), 2, "gone.toml"),
@@ -109,7 +109,7 @@ def test_a_run_knows_its_data_and_threat(
         (("WEIGHTS", "--model", "cnn", "--data", "mnist-mini", "--eps", "0.1"), 4, "does not fit"),
         (("weights.pth", *MODEL, "--eps", "0.1"), 2, "there is no file weights.pth"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "0.5"), 2, "--mean and --std belong together"),
-        (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "a", "--std", "1"), 2, "--mean is 'a'"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "a", "--std", "1"), 2, "--mean must be a number"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--surrogate", "demo-adv-1"), 2, "black box attack"),
     ],
 )

@@ -151,7 +151,7 @@ def test_without_a_folder_ctrl_c_is_python_s(images: Images) -> None:
 
 
 def test_a_number_is_no_threat(images: Images, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"threat is 0\.1; wanted atlas\.Linf\(eps\)"):
+    with pytest.raises(UsageError, match=r"threat must be atlas\.Linf\(eps\) .*got 0\.1"):
         evaluate(net(), images, 0.1, folder=tmp_path, progress=False)  # type: ignore[arg-type]
 
 

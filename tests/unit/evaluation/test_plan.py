@@ -111,17 +111,17 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("attacks = 3", "wanted attacks ="),
-        ("attacks = [3]", "wanted attacks ="),
-        ('attacks = [{ name = "pgd" }]', "wanted attacks ="),
+        ("attacks = 3", "attacks must be a list of tables"),
+        ("attacks = [3]", "attacks must be a list of tables"),
+        ('attacks = [{ name = "pgd" }]', "attacks must be a list of tables"),
         ("attack = []", "did you mean 'attacks'"),
         ("=", "cannot be read|can be read"),
         ('attacks = [{ label = "a", name = "pgd", step = 3 }]', "did you mean 'steps'"),
         ('attacks = [{ label = "a", name = "gdp" }]', "did you mean 'pgd'"),
         ('includes = ["all"]', "unknown suite 'all'"),
-        ("includes = 3", "wanted a list of suites"),
-        ('on = "standnig"', 'wanted on = "standing"'),
-        ('attacks = [{ label = 3, name = "pgd" }]', "wanted attacks ="),
+        ("includes = 3", "includes must be a list of suites, got 3"),
+        ('on = "standnig"', 'on must be "standing", or be omitted'),
+        ('attacks = [{ label = 3, name = "pgd" }]', "attacks must be a list of tables"),
         ('attacks = [{ label = "RayS", name = "pgd" }]\nincludes = ["rays"]', "share a label"),
     ],
 )
@@ -130,6 +130,19 @@ def test_a_suite_that_cannot_be_is_refused(text: str, words: str, tmp_path: Path
     path.write_text(text)
     with pytest.raises(UsageError, match=words):
         planned(THREAT, str(path), "mnist")
+
+
+def test_suites_that_include_each_other_are_refused(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(f"includes = ['{two}']")
+    two.write_text(f"includes = ['{tmp_path}/../{tmp_path.name}/one.toml']")
+    with pytest.raises(
+        UsageError, match=r"include each other: .*one.toml -> .*two.toml -> .*one.toml; remove"
+    ):
+        planned(THREAT, str(one), "mnist")
+    two.write_text("includes = ['rays']")
+    one.write_text(f"includes = ['{two}', 'autoattack']")
+    assert "RayS" in planned(THREAT, str(one), "mnist").attacks
 
 
 def test_tables_tell_plans_apart() -> None:

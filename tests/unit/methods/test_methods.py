@@ -43,7 +43,7 @@ def images(count: int = 6) -> tuple[Tensor, Tensor]:
     ids=["jac", "trades", "atlas alpha", "atlas beta", "atlas_l", "atlas_g", "tj alpha", "tj beta"],
 )
 def test_impossible_weights(make: Callable[[float], Method], term: str, weight: float) -> None:
-    with pytest.raises(UsageError, match=f"the weight of {term} is {weight}; wanted 0 or more"):
+    with pytest.raises(UsageError, match=f"the weight of {term} must be >= 0 and finite, got {weight}"):
         make(weight)
 
 
@@ -52,7 +52,7 @@ def test_impossible_weights(make: Callable[[float], Method], term: str, weight: 
 def test_impossible_projections_are_refused_when_built(
     kind: Callable[..., Method], projections: object
 ) -> None:
-    with pytest.raises(UsageError, match="wanted a whole number from 1, or 'exact'"):
+    with pytest.raises(UsageError, match=r"must be an integer (>= 1 )?or 'exact'"):
         kind(projections=projections)
 
 

@@ -66,11 +66,11 @@ def test_the_presets_own_point() -> None:
         ([], ["method.alpha=1..0.1"], [], "LOW below HIGH"),
         ([], ["method.alpha=0..1:log"], [], "above 0"),
         ([], ["method.alpha=0..1:linear"], [], ":log"),
-        ([], ["method.alpha=a..b"], [], "wanted a number"),
+        ([], ["method.alpha=a..b"], [], "must be a number"),
         ([], ["training.schedule.ramp_epochs=1..2.5"], [], "whole numbers"),
         ([], ["training.optimizer.kind=1..2"], [], "--choice"),
         ([], ["method.alpha=1..2"], ["method.alpha=1,2"], "given twice"),
-        ([], ["training.optimizer.lr=-1..1"], [], "lr is -1"),
+        ([], ["training.optimizer.lr=-1..1"], [], "lr must be > 0 and finite, got -1"),
     ],
 )
 def test_words_that_make_no_sense_are_refused(

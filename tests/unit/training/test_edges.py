@@ -342,7 +342,7 @@ def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, ro
 
 
 def test_a_number_is_no_threat() -> None:
-    with pytest.raises(UsageError, match=r"threat is 0\.1; wanted atlas\.Linf\(eps\)"):
+    with pytest.raises(UsageError, match=r"threat must be atlas\.Linf\(eps\) .*got 0\.1"):
         fit(net(), images(), Natural(), threat=0.1, training=TRAINING)  # type: ignore[arg-type]
 
 
