@@ -82,7 +82,7 @@ def run_with_others(task: Evaluation, folder: Path) -> bool:
 
 def _claimed(task: Evaluation, folder: Path) -> bool:
     """Take the folder for this evaluation; whether all its attacks are over."""
-    place = EvaluationFolder(folder)
+    place = EvaluationFolder(folder, task.code)
     with locked(folder, partial(place.check, task.about)):
         place.claim(task.about)
     return all(place.holds(label, images=task.save_images) for label in task.plan.attacks)

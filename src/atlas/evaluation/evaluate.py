@@ -28,6 +28,7 @@ from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
+from atlas.models.code import own_code
 from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
@@ -68,7 +69,7 @@ def evaluate(
     whatever `atlas.data.as_images` takes; of them the first `n`, or `n` by chance (`random`). With a `folder`
     what is found is kept there, and an evaluation that was killed goes on. A `shard` of several evaluates
     its part of the images only, without the honesty checks; `atlas.evaluation.merge` joins the parts.
-    `model_key` names the model in the folder where its weights cannot.
+    `model_key` names the model in the folder, in place of a hash of its layers, weights and code.
     """
     data = chosen_images(as_images(images), n, random, seed)
     rest: dict[str, Any] = {"seed": seed, "attack_dtype": attack_dtype, "eot": eot}
@@ -129,10 +130,15 @@ class Evaluation:
         data = {"data": self.data.name, "data_hash": self.data.fingerprint(), "n": len(self.data)}
         return {"model": self.model_key or fingerprint(self.model), **data, **self.plan.table()}
 
+    @cached_property
+    def code(self) -> dict[str, str]:
+        """What the model runs of the user's own code, to tell what has changed where it is not as before."""
+        return own_code(self.model)
+
     def run(self, folder: Path | None = None, *, shard: Shard | None = None, progress: bool = True) -> Report:
         place = None
         if folder is not None:
-            place = EvaluationFolder(shard.folder(folder) if shard else folder)
+            place = EvaluationFolder(shard.folder(folder) if shard else folder, self.code)
         display = Display(shown=progress, watched=place if shard else None)
         for label, reason in self.plan.left_out.items():
             display.say(f"{label} is left out: it {reason}")

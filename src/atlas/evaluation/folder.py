@@ -1,6 +1,7 @@
 """The folder of an evaluation.
 
-config.json             model, data, threat, attacks and seed, by which the folder is known
+config.json             model, data, threat, attacks and seed, by which the folder is known; beside them, in
+                        "code", the user's own code behind the model, to tell what has changed
 clean.npz               ids, labels, logits and the verdict on the clean images
 gradients.npz           gradients at a few of them
 surrogates-LABEL.npz    the answers of a transfer attack's surrogates to the clean images
@@ -39,10 +40,13 @@ TURNED = 0.1
 
 
 class EvaluationFolder:
-    """Paths and files of one evaluation."""
+    """Paths and files of one evaluation.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    `code` is what the model at hand runs of the user's own code, by `atlas.models.code.own_code`.
+    """
+
+    def __init__(self, path: Path, code: Mapping[str, str] | None = None) -> None:
+        self.path, self.code = path, dict(code or {})
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Refuse a folder that holds something else than this evaluation."""
@@ -53,27 +57,51 @@ class EvaluationFolder:
         if "attacks" not in known:
             raise UsageError(f"{self.path} is the folder of a run; choose another for the evaluation")
         if found := differences(known, json.loads(json.dumps(about))):
-            what = "; ".join(found)
-            raise UsageError(f"{self.path} holds another evaluation: {what}; choose another folder")
+            what, why = "; ".join(found), ""
+            if known.get("model") != about["model"]:
+                why = self._other_model(str(known.get("model")))
+            raise UsageError(f"{self.path} holds another evaluation: {what}; {why}choose another folder")
+
+    def _other_model(self, key: str) -> str:
+        """Why the model is not the one of this folder, and how to continue all the same."""
+        known = self.known_code()
+        changed = [name for name in sorted({*known, *self.code}) if known.get(name) != self.code.get(name)]
+        if not known or not changed:
+            return f"the model has other layers{', weights or code' if changed else ' or weights'}: "
+        more = ", ..." if len(changed) > 3 else ""
+        return (
+            f"the code of the model has changed ({', '.join(changed[:3])}{more}): if it computes the same, "
+            f"continue with model_key={key!r} in Python, else "
+        )
 
     def claim(self, about: Mapping[str, Any]) -> None:
         """Take the folder for this evaluation."""
         self.check(about)
         if not (self.path / CONFIG).exists():
-            text = json.dumps(about, indent=2, sort_keys=True) + "\n"
+            known = {**about, **({"code": self.code} if self.code else {})}
+            text = json.dumps(known, indent=2, sort_keys=True) + "\n"
             write_atomic(self.path / CONFIG, text.encode())
 
     def about(self) -> dict[str, Any]:
         """Of which evaluation the folder is."""
-        path = self.path / CONFIG
-        try:
-            known = dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
+        known = self._config()
+        known.pop("code", None)
         if known.get("standing") and "order" not in known:  # an older version kept it in the summary alone
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 known["order"] = list(json.loads((self.path / SUMMARY).read_text())["attacks"])
         return known
+
+    def known_code(self) -> dict[str, str]:
+        """What the model of this folder ran of the user's own code, where that was noted."""
+        code = self._config().get("code")
+        return code if isinstance(code, dict) else {}
+
+    def _config(self) -> dict[str, Any]:
+        path = self.path / CONFIG
+        try:
+            return dict(json.loads(path.read_text()))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Whether this is a folder of that evaluation."""

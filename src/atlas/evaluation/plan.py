@@ -14,6 +14,7 @@ from atlas.config import Registries, build, check_fields, integer, table_of
 from atlas.data import Images
 from atlas.errors import unknown
 from atlas.models import source
+from atlas.models.code import own_code
 from atlas.rng import Rng
 from atlas.threat import THREATS, Threat, check_threat
 
@@ -71,7 +72,8 @@ def _settings(attack: Attack) -> dict[str, Any]:
         return {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}
     if type(attack) in ATTACKS.values():
         return table_of(attack, REGISTRIES)  # type: ignore[no-any-return]
-    return {"name": type(attack).__name__, "value": str(attack)}
+    code = own_code(type(attack))
+    return {"name": type(attack).__name__, "value": str(attack)} | ({"code": code} if code else {})
 
 
 def fingerprint(model: Model) -> str:

@@ -46,7 +46,7 @@ class Shard:
 def merge(path: Path, of: int, labels: Sequence[str]) -> None:
     """Put what `of` shards found into the folder of the whole, as if one process had; their folders go."""
     parts = [EvaluationFolder(Shard(index, of).folder(path)) for index in range(of)]
-    whole = EvaluationFolder(path)
+    whole = EvaluationFolder(path, parts[0].known_code())
     with locked(path):
         for part in parts:
             whole.claim(part.about())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atlas.errors import UsageError
 from atlas.models import build
+from atlas.models.code import own_code
 from atlas.models.exported import load_exported
 from atlas.models.onnx import load_onnx
 from atlas.models.weights import SUFFIXES, Normalization, load_weights, normalization_of, read_weights
@@ -85,14 +86,26 @@ def of_module(model: nn.Module, device: torch.device | str = "cpu") -> Loaded:
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The sha256 of its layers, weights and buffers, and of one's own code behind the layers.
+    """The sha256 of its layers, weights and buffers, and of the user's own code that it runs.
 
-    Of the code, because whoever mends a masked gradient may change nothing else.
+    Of the code, because whoever fixes a masked gradient may change nothing else.
     """
-    digest = hashlib.sha256(str(model).encode())
+    return _sha256(model, sorted(set(own_code(model).values())))
+
+
+def former_fingerprint(model: nn.Module) -> str:
+    """The fingerprint of older versions, which took in whole modules of the user's own code."""
+    sources = []
     for module in _own_modules({type(layer).__module__ for layer in model.modules()}):
         with suppress(OSError, TypeError):  # typed at a prompt, say
-            digest.update(inspect.getsource(module).encode())
+            sources.append(inspect.getsource(module))
+    return _sha256(model, sources)
+
+
+def _sha256(model: nn.Module, code: Sequence[str]) -> str:
+    digest = hashlib.sha256(str(model).encode())
+    for text in code:
+        digest.update(text.encode())
     for name, tensor in {**model.state_dict(), **dict(model.named_buffers())}.items():
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -134,7 +134,8 @@ def read_run(path: Path, given: Given = Given()) -> Run:
     commit = origin(path).get("commit")
     model = _model(folder, settings, given) if folder.best.exists() else None
     weights = source.fingerprint(model) if model is not None else None
-    evaluations, notes = evaluations_of(path, weights)
+    former = source.former_fingerprint(model) if model is not None else None
+    evaluations, notes = evaluations_of(path, weights, former)
     if not folder.best.exists():
         notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
     if folder.not_finite.exists():

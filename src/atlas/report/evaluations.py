@@ -15,8 +15,13 @@ EVALUATIONS = "evaluations"
 """The folder in which `atlas evaluate` puts evaluations."""
 
 
-def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
-    """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss."""
+def evaluations_of(
+    path: Path, weights: str | None, former: str | None
+) -> tuple[dict[str, Report], list[str]]:
+    """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss.
+
+    `weights` is the fingerprint of the model, and `former` the one that older versions gave it.
+    """
     found, notes = dict[str, Report](), []
     for place in sorted({*path.glob("*/config.json"), *path.glob(f"{EVALUATIONS}/*/config.json")}):
         folder = place.parent
@@ -26,13 +31,13 @@ def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], 
             notes.append(unfinished(folder))
             continue
         report = checked_report(folder)
-        if weights is not None and report.about["model"] != weights:
+        if weights is not None and report.about["model"] not in (weights, former):
             notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
             continue
         found[folder.name] = report
     beside = [*path.parent.glob("*/summary.json"), *_reproduced(path).glob("*/summary.json")]
     for place in sorted(beside) if weights is not None else ():
-        if not (place.parent / "metrics.jsonl").exists() and _model_of(place) == weights:
+        if not (place.parent / "metrics.jsonl").exists() and _model_of(place) in (weights, former):
             found[place.parent.name] = checked_report(place.parent)
     if found and weights is None:
         notes.append("without the weights nobody can tell whether its evaluations are of them")

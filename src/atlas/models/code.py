@@ -1,0 +1,208 @@
+"""The user's own code behind a model: which classes, functions and constants it runs, each with a hash.
+
+Only what the model uses counts, so that an edit elsewhere in the same script does not make it another model.
+Code of Python, of installed packages and of ATLAS is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import hashlib
+import inspect
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+PACKAGE = Path(__file__).parents[1]
+GLOBALS, MODULES = ("LOAD_GLOBAL", "LOAD_NAME"), ("IMPORT_NAME",)
+ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
+"""Steps of Python's own machine that name something."""
+CONSTANTS = (int, float, str, tuple)
+Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
+Assignments = dict[str, list[tuple[str, Assignment]]]
+
+
+def own_code(thing: object) -> dict[str, str]:
+    """What a module (with all its layers), a class or a function runs of the user's own code.
+
+        {"Net in train.py": "3f1c...", "LEVELS in train.py": "90ab..."}
+
+    The values are the sha256 of the source. Code without a source, typed at a prompt, is left out.
+    """
+    walk = _Walk()
+    for part in thing.modules() if isinstance(thing, nn.Module) else [thing]:
+        for value in [part, *getattr(part, "__dict__", {}).values()]:
+            walk.see(value)
+            walk.see(type(value))
+    joined = {name: "\n".join(sorted(texts)) for name, texts in walk.found.items()}
+    return {name: hashlib.sha256(joined[name].encode()).hexdigest() for name in sorted(joined)}
+
+
+class _Walk:
+    """From one object to everything that its code names."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, set[str]] = {}
+        self.classes: set[str] = set()
+        self.seen: dict[Any, object] = {}
+        self.files: dict[str, Assignments] = {}
+
+    def see(self, value: object) -> None:
+        """A class or a function, or what a method or a partial call is made of."""
+        while (inside := _wrapped(value)) is not None:
+            value = inside
+        if isinstance(value, type | FunctionType) and self._new(id(value), value):
+            if isinstance(value, type):
+                self._see_class(value)
+            else:
+                self._see_function(value)
+
+    def _new(self, key: object, value: object = None) -> bool:
+        """Whether it is seen for the first time; it is kept, because the next object may get its id."""
+        new = key not in self.seen
+        self.seen[key] = value
+        return new
+
+    def _see_class(self, kind: type) -> None:
+        if kind.__module__ == "builtins":
+            return
+        for base in kind.__mro__[1:]:
+            self.see(base)
+        with suppress(OSError, TypeError):  # typed at a prompt
+            file = inspect.getfile(kind)
+            if _installed(file):
+                return
+            self._note(kind.__qualname__, file, inspect.getsource(kind))
+            self.classes.add(kind.__qualname__)
+        for value in list(vars(kind).values()):
+            self.see(value)
+
+    def _see_function(self, function: FunctionType) -> None:
+        code = function.__code__
+        if _installed(code.co_filename):
+            return
+        if not any(code.co_qualname.startswith(f"{kind}.") for kind in self.classes):
+            with suppress(OSError):  # typed at a prompt
+                self._note(code.co_qualname, code.co_filename, inspect.getsource(code))
+        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+            self.see(value)
+        for cell in function.__closure__ or ():
+            with suppress(ValueError):  # not filled yet
+                self.see(cell.cell_contents)
+        names = _Names.of(code)
+        for name in names.globals:
+            self._see_global(name, function.__globals__, names.attributes, code.co_filename)
+        for name in names.modules & set(sys.modules):
+            self._see_module(sys.modules[name], names.attributes)
+
+    def _see_global(self, name: str, names: Mapping[str, Any], attributes: frozenset[str], file: str) -> None:
+        if name not in names or not self._new((name, file, attributes)):
+            return
+        value = names[name]
+        if isinstance(value, ModuleType):
+            self._see_module(value, attributes)
+        elif isinstance(value, type | FunctionType):
+            self.see(value)
+        else:
+            self._see_constant(name, names, file)
+
+    def _see_module(self, module: ModuleType, attributes: frozenset[str]) -> None:
+        """What is taken from a module, as in `module.function(x)`."""
+        file = getattr(module, "__file__", None)
+        if file is not None and not _installed(file):
+            for name in sorted(attributes):
+                self._see_global(name, vars(module), attributes, file)
+
+    def _see_constant(self, name: str, names: Mapping[str, Any], file: str) -> None:
+        """By the text that gives it its value: at run time a counter, say, changes."""
+        if file not in self.files:
+            self.files[file] = _assignments(file)
+        for text, statement in self.files[file].get(name, []):
+            self._note(name, file, text)
+            for node in ast.walk(statement):
+                if isinstance(node, ast.Name):
+                    self._see_global(node.id, names, frozenset(), file)
+        if name not in self.files[file] and isinstance(names[name], CONSTANTS):  # imported from elsewhere
+            self._note(name, file, repr(names[name]))
+
+    def _note(self, name: str, file: str, text: str) -> None:
+        self.found.setdefault(f"{name} in {Path(file).name}", set()).add(text)
+
+
+def _wrapped(value: object) -> object:
+    """The function inside a method, property or partial call, or under an installed decorator; else None."""
+    if isinstance(value, MethodType | staticmethod | classmethod):
+        return value.__func__
+    if isinstance(value, partial):
+        return value.func
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, FunctionType) and _installed(value.__code__.co_filename):
+        return getattr(value, "__wrapped__", None)
+    return None
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a piece of code names: globals, modules that it imports, and attributes of anything."""
+
+    globals: frozenset[str]
+    modules: frozenset[str]
+    attributes: frozenset[str]
+
+    @classmethod
+    def of(cls, code: CodeType) -> _Names:
+        """Of the code and of the functions inside it."""
+        steps = [step for part in _parts(code) for step in dis.get_instructions(part)]
+        return cls(
+            *(
+                frozenset(s.argval for s in steps if s.opname in kind)
+                for kind in (GLOBALS, MODULES, ATTRIBUTES)
+            )
+        )
+
+
+def _parts(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _parts(inner)
+
+
+def _assignments(file: str) -> Assignments:
+    """The statements at the top level of a file that give each name its value, with their text."""
+    found: Assignments = {}
+    with suppress(OSError, ValueError, SyntaxError):
+        source = Path(file).read_text("utf-8")
+        for statement in _statements(ast.parse(source)):
+            text = ast.get_source_segment(source, statement) or ""
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for node in (node for target in targets for node in ast.walk(target)):
+                if isinstance(node, ast.Name):
+                    found.setdefault(node.id, []).append((text, statement))
+    return found
+
+
+def _statements(node: ast.AST) -> Iterator[Assignment]:
+    """The assignments outside functions and classes, also those under an `if`."""
+    for inner in ast.iter_child_nodes(node):
+        if isinstance(inner, Assignment):
+            yield inner
+        elif not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            yield from _statements(inner)
+
+
+def _installed(file: str) -> bool:
+    """Whether a file comes with Python, with a package, or with ATLAS."""
+    path = Path(file)
+    packaged = {"site-packages", "dist-packages"} & set(path.parts)
+    return bool(packaged) or path.is_relative_to(PACKAGE) or path.is_relative_to(sysconfig.get_path("stdlib"))
