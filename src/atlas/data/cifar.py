@@ -34,7 +34,7 @@ def parse_pickles(parts: Sequence[bytes], label: bytes) -> tuple[Tensor, Tensor]
     """x uint8 [N, 3, 32, 32] and y int64 [N] from pickled dictionaries with b"data" and `label`."""
     pairs = [_fields(safe_unpickle(part), label) for part in parts]
     x = torch.cat([_bytes(data).view(-1, *_SHAPE) for data, _ in pairs])
-    return x, torch.tensor([value for _, labels in pairs for value in labels])
+    return x, torch.tensor([value for _, labels in pairs for value in labels], device="cpu")
 
 
 def _fields(content: object, label: bytes) -> tuple[bytes, list[int]]:

@@ -17,7 +17,8 @@ MOST_CLASSES = 1 << 20
 
 Index = Tensor | slice | Sequence[int]
 
-_COUNTED = torch.empty(0, dtype=torch.int64)  # a set is never empty, so this can stand for "0, 1, 2, ..."
+_COUNTED = torch.empty(0, dtype=torch.int64, device="cpu")
+"""Stands for "0, 1, 2, ...": a set is never empty."""
 
 
 class Batch(NamedTuple):
@@ -49,7 +50,7 @@ class Images:
         _check_x(self.x)
         _check_y(self.y, len(self.x), self.num_classes)
         if self.ids is _COUNTED:
-            object.__setattr__(self, "ids", torch.arange(len(self.y)))
+            object.__setattr__(self, "ids", torch.arange(len(self.y), device="cpu"))
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
             raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
         if self.class_names and len(self.class_names) != self.num_classes:
@@ -104,13 +105,15 @@ def _moments(channel: Tensor) -> tuple[float, float]:
         std, mean = torch.std_mean(channel, correction=0)
         return float(mean), float(std)
     share = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
-    level = torch.arange(256, dtype=torch.float64) / 255
+    level = torch.arange(256, dtype=torch.float64, device="cpu") / 255
     mean = share @ level
     return float(mean), float((share @ (level - mean) ** 2).sqrt())
 
 
 def _index(index: Index) -> Tensor | slice:
-    return index if isinstance(index, Tensor | slice) else torch.as_tensor(index, dtype=torch.int64)
+    if isinstance(index, Tensor | slice):
+        return index
+    return torch.as_tensor(index, dtype=torch.int64, device="cpu")
 
 
 def check_left_alone(given: Tensor, x: Tensor) -> None:

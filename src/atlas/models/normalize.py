@@ -26,8 +26,8 @@ class Normalize(nn.Module):
                 f"normalize got mean {list(mean)} and std {list(std)}; "
                 "wanted one number a channel in each, every std above 0"
             )
-        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(std, dtype=torch.float32).view(-1, 1, 1))
+        self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32, device="cpu").view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(std, dtype=torch.float32, device="cpu").view(-1, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - self.mean) / self.std

@@ -154,7 +154,7 @@ def _try(model: nn.Module, images: Images) -> Tensor:
         raise UsageError("the model has no weights to train: wanted at least one that requires a gradient")
     if any(p.is_meta for p in weights):
         raise UsageError("the model has weights on the device meta, which holds no values: load them first")
-    x = images.pixels(torch.zeros(2, dtype=torch.int64), weights[0].device)
+    x = images.pixels(torch.zeros(2, dtype=torch.int64, device="cpu"), weights[0].device)
     try:
         with frozen(model), torch.no_grad():
             logits = model(given := x.clone())

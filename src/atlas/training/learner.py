@@ -28,7 +28,8 @@ class Learner:
         self.device = next(model.parameters()).device
         self.optimizer = training.optimizer.build(model.parameters())
         average = get_ema_multi_avg_fn(training.ema)  # type: ignore[no-untyped-call]
-        self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True) if training.ema else None
+        with torch.device("cpu"):  # where its counter goes, whatever the default device is
+            self.ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True) if training.ema else None
         self.best: dict[str, Tensor] = {}
 
     @property
@@ -55,7 +56,8 @@ class Learner:
         """One step of the optimiser, and of the average."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.optimizer.step()
+        with torch.device("cpu"):  # where Adam counts its steps, whatever the default device is
+            self.optimizer.step()
         if self.ema is not None:
             self.ema.update_parameters(self.model)
 

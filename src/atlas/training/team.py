@@ -76,21 +76,21 @@ class Team(Ranks):
                 buffer.copy_(mean)
 
     def mean(self, values: Sequence[float], weight: float) -> Sequence[float]:
-        return _sum([torch.tensor(values, dtype=torch.float64)], weight)[0].tolist()
+        return _sum([torch.tensor(values, dtype=torch.float64, device="cpu")], weight)[0].tolist()
 
     def total(self, counts: Sequence[int]) -> Sequence[int]:
-        return _sum([torch.tensor(counts)])[0].tolist()
+        return _sum([torch.tensor(counts, device="cpu")])[0].tolist()
 
     def agree(self, signal: int | None) -> int | None:
         """The largest number where there are several."""
-        caught = torch.tensor(signal or 0)
+        caught = torch.tensor(signal or 0, device="cpu")
         with reached():
             dist.all_reduce(caught, dist.ReduceOp.MAX)
         return int(caught) or None
 
     def from_first(self, state: State | None) -> State | None:
         data = _packed(state) if self.first and state else b""
-        length = torch.tensor(len(data))
+        length = torch.tensor(len(data), device="cpu")
         with reached():
             dist.broadcast(length, 0)
             parcel = torch.frombuffer(bytearray(data) or bytearray(int(length) or 1), dtype=torch.uint8)
@@ -99,7 +99,8 @@ class Team(Ranks):
 
     def reseed(self, seed: int, step: int) -> None:
         """A function of (seed, step, rank), so that a state needs to hold nothing of any rank's own."""
-        torch.manual_seed(int(Rng.lanes(seed, torch.tensor([self.rank])).fold("torch", step).bits(())))
+        rng = Rng.lanes(seed, torch.tensor([self.rank], device="cpu")).fold("torch", step)
+        torch.manual_seed(int(rng.bits(())))
 
     def wait(self) -> None:
         self.agree(None)  # and not a barrier, which NCCL would hold on a GPU of its own choice

@@ -294,6 +294,21 @@ def test_nothing_of_a_program_of_ones_own_is_written_down(
     assert "secret" not in (tmp_path / "config.json").read_text()
 
 
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_the_default_device_does_not_matter(tmp_path: Path, kind: Any) -> None:
+    """Nothing is left to it: on the device meta a tensor has no values, so one that is would show."""
+    optimizer = atlas.training.Optimizer(kind=kind)
+    training = replace(TRAINING, ema=0.9, augment="pad-crop-flip", optimizer=optimizer)
+    more: Any = {"training": training, "validation_set": images(7)}
+    whole, model, (x, y) = trained(net(), *images(24), **more), net(), images(24)
+    with torch.device("meta"):
+        for _ in ("new", "finished"):
+            result = trained(model, x, y, folder=tmp_path, **more)
+            assert result.epochs == whole.epochs
+    for a, b in zip(result.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
 def test_images_of_one_class_are_images() -> None:
     assert Images(images()[0], torch.zeros(12, dtype=torch.int64), 1).num_classes == 1
 
