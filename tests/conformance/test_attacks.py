@@ -100,6 +100,21 @@ def test_every_registered_attack_has_a_row() -> None:
         assert all(type(attack) is ATTACKS[name] for attack in row)
 
 
+@each_attack_and_threat
+def test_the_default_device_changes_nothing(attack: Attack, threat: Threat, counted: Factory) -> None:
+    """Whoever sets it to a GPU has tensors there that meet ours; meta stands in for any other device."""
+    model = counted(*COLOUR)
+    x, y = images(COLOUR, model)
+    rng = Rng.batch(len(x), seed=0)
+    expected = lanes.run(attack, model, x, y, threat, rng)
+    with torch.device("meta"):
+        found = lanes.run(attack, model, x, y, threat, rng)
+        engine = lanes.Engine(attack, model, x, y, threat, rng)
+        engine.restore(engine.snapshot())
+    assert torch.equal(found.x_adv, expected.x_adv)
+    assert torch.equal(found.attempt, expected.attempt)
+
+
 def fresh(x: Tensor, y: Tensor, rng: Rng, attempt: int = 0) -> Fresh:
     return Fresh(x, y, rng, torch.full_like(y, attempt))
 

@@ -135,8 +135,8 @@ class AutoPGD(Attack[APGDState]):
     def _window_that_ends_at(self, step: Tensor) -> Tensor:
         """The length of the window that ends with the point of this step, else 0, int64 [B]."""
         windows = check_windows(self.steps)
-        table = torch.zeros(self.steps + 1, dtype=torch.int64)
-        table[list(accumulate(windows))] = torch.tensor(windows)
+        table = torch.zeros(self.steps + 1, dtype=torch.int64, device="cpu")
+        table[list(accumulate(windows))] = torch.tensor(windows, device="cpu")
         return table.to(step.device)[step.clamp(max=self.steps)]
 
 

@@ -94,9 +94,9 @@ def _bump(side: int) -> Tensor:
 
 def _pile(height: int, width: int) -> Tensor:
     """Rectangles around the middle, the k-th reaching k - 1 pixels from it and adding 1 / k^2; norm 1."""
-    down, across = ((torch.arange(n) - n // 2).abs() for n in (height, width))
+    down, across = ((torch.arange(n, device="cpu") - n // 2).abs() for n in (height, width))
     first = torch.maximum(down[:, None], across)  # the first rectangle over a pixel, counted from 0
-    steps = torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64) ** -2
+    steps = torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64, device="cpu") ** -2
     return _unit(steps.flip(0).cumsum(0).flip(0)[first])
 
 

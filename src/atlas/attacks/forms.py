@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +47,25 @@ def searched(model: Model, dtype: str) -> Model:
         return logits.to(x.dtype)
 
     return search
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Switch off TF32 and other shortcuts that round float32 products to fewer bits.
+
+    GPUs from Ampere on take them in convolutions unless told otherwise, and their rounding decides about
+    images next to the boundary. What was set before is set again afterwards, also after an exception.
+    """
+    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    switches: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    before = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 def averaged(model: Model, passes: int) -> Model:

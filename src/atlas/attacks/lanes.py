@@ -10,6 +10,7 @@ are always those that attempts made one after the other would have found. Becaus
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.finite import NotFinite, finite
+from atlas.attacks.forms import full_float32
 from atlas.attacks.frozen import Model, frozen
 from atlas.attacks.ledger import Ledger, Outcome
 from atlas.attacks.state import Fresh, Lanes, Step
@@ -62,8 +64,9 @@ def run(
 
 @torch.no_grad()
 def ask(model: Model, x: Tensor, batch_size: int) -> Tensor:
-    """f(x) [N, C], a batch at a time."""
-    return torch.cat([model(part) for part in torch.split(x, batch_size)])
+    """f(x) [N, C], a batch at a time, in full float32: verdicts come from here."""
+    with full_float32():
+        return torch.cat([model(part) for part in torch.split(x, batch_size)])
 
 
 class Engine:
@@ -132,6 +135,10 @@ class Engine:
 
     def step(self) -> None:
         """Advance all lanes by one step, note what is found, and let waiting attempts in."""
+        with full_float32() if self.attack.needs_precision else nullcontext():
+            self._step()
+
+    def _step(self) -> None:
         if self.lanes is None:
             self._fill()
         live = self.lanes.live if self.lanes else None
@@ -249,7 +256,7 @@ class Engine:
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that a new engine of the same arguments needs to go on from here to the same bits."""
-        tensors = self.ledger.tensors() | {"taken": torch.tensor(self.taken)}
+        tensors = self.ledger.tensors() | {"taken": torch.tensor(self.taken, device="cpu")}
         finishing = reduce(Lanes.join, self.finishing) if self.finishing else None
         for name, lanes in {"lanes": self.lanes, "finishing": finishing}.items():
             if lanes:

@@ -60,9 +60,9 @@ class AttackResult:
         """This result on the examples of the mask `tried`, in the place of each among all of them."""
         empty = {"attempt": SKIPPED, "step": -1, "margin": torch.nan, "queries": 0}
         whole: dict[str, Any] = {
-            name: torch.full(tried.shape, value, dtype=getattr(self, name).dtype).masked_scatter(
-                tried, getattr(self, name)
-            )
+            name: torch.full(
+                tried.shape, value, dtype=getattr(self, name).dtype, device=tried.device
+            ).masked_scatter(tried, getattr(self, name))
             for name, value in empty.items()
         }
         return replace(self, **whole)

@@ -91,5 +91,5 @@ def _merge_images(
     if len(found) == len(parts):
         own, x_adv = (torch.cat(tensors) for tensors in zip(*found, strict=True))
         place = {number: k for k, number in enumerate(ids.tolist())}
-        order = torch.tensor([place[number] for number in own.tolist()], dtype=torch.int64).argsort()
+        order = torch.tensor([place[number] for number in own.tolist()], device="cpu").argsort()
         whole.save_images(label, own[order], x_adv[order])

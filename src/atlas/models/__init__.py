@@ -74,7 +74,7 @@ def build(
             raise UsageError(
                 f"model {name!r} cannot be made for {num_classes} classes and shape {size}: {error}"
             ) from error
-    return model if normalize is None else _normalized(model, size[0], *normalize)
+        return model if normalize is None else _normalized(model, size[0], *normalize)
 
 
 def count_parameters(model: nn.Module) -> int:

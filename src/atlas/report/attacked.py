@@ -134,7 +134,7 @@ def first_of_each_class(y: Tensor, right: Tensor) -> Tensor:
     Of the SHOWN classes that come first, whatever the model, so that galleries of several can be joined.
     """
     labels = list(dict.fromkeys(y.tolist()))[:SHOWN]
-    return torch.tensor([_first(y == label, right) for label in sorted(labels)])
+    return torch.tensor([_first(y == label, right) for label in sorted(labels)], device="cpu")
 
 
 def _first(its: Tensor, right: Tensor) -> int:

@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atlas.attacks import PGD, Attack, Square, TargetedFAB
 from atlas.attacks.folded import FoldedConv
 from atlas.attacks.forms import averaged, searched
 from atlas.attacks.frozen import frozen
+from atlas.attacks.lanes import ask
 from atlas.errors import UsageError
 from atlas.models import build
 from atlas.models.source import fingerprint
+from atlas.threat import Linf
 
 
 def logits_and_gradient(model: object, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,3 +154,42 @@ def test_the_mean_of_many_looks() -> None:
     numbers = iter([1.0, 2.0, 6.0, 7.0])
     model = averaged(lambda x: x * next(numbers), 3)
     assert model(torch.ones(2, 2)).tolist() == [[3.0, 3.0], [3.0, 3.0]]
+
+
+def precisions() -> list[str]:
+    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
+    return [torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision, mkldnn.conv.fp32_precision]
+
+
+class Precisions(nn.Module):
+    """A linear model that notes which precision its products are allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.searched, self.verified = nn.Linear(4, 2), set[str](), set[str]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        (self.searched if torch.is_grad_enabled() else self.verified).update(precisions())
+        return self.linear(x.flatten(1))
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=3), Square(queries=5), TargetedFAB(steps=3, targets=1)])
+def test_verdicts_and_attacks_that_need_it_have_full_float32(
+    attack: Attack,
+) -> None:
+    before = precisions()
+    assert "tf32" in before  # what torch starts with, for convolutions by cuDNN
+    model, x = Precisions(), torch.full((6, 1, 2, 2), 0.5)
+    y = model.linear(x.flatten(1)).argmax(1)
+    attack(model, x, y, Linf(0.4))
+    assert model.verified == {"ieee"}
+    if not isinstance(attack, Square):
+        assert model.searched == ({"ieee"} if attack.needs_precision else {*before})
+    assert precisions() == before
+
+    def fail(x: Tensor) -> Tensor:
+        raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        ask(fail, x, 2)
+    assert precisions() == before

@@ -108,3 +108,12 @@ def test_a_model_without_values_is_refused_by_name() -> None:
     torn[4].to("meta")
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         evaluated(torn)
+
+
+def test_the_default_device_changes_nothing(tmp_path: Path) -> None:
+    images = atlas.data.load("mnist-mini", train=False).subset(slice(6))
+    model = atlas.models.build("cnn-small", normalize=((0.1,), (0.3,)))
+    expected = atlas.evaluate(model, images, atlas.Linf(0.1), progress=False)
+    with torch.device("meta"):
+        found = atlas.evaluate(model, images, atlas.Linf(0.1), folder=tmp_path, progress=False)
+    assert found.summary() == expected.summary()
