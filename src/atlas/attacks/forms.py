@@ -56,8 +56,9 @@ def full_float32() -> Iterator[None]:
     GPUs from Ampere on take them in convolutions unless told otherwise, and their rounding decides about
     images next to the boundary. What was set before is set again afterwards, also after an exception.
     """
-    cuda, cudnn, mkldnn = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    switches: list[Any] = [cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
+    backends: Any = torch.backends  # torch's stubs lack these
+    cudnn, mkldnn = backends.cudnn, backends.mkldnn
+    switches = [backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
     before = [switch.fp32_precision for switch in switches]
     try:
         for switch in switches:
