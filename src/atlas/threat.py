@@ -28,12 +28,13 @@ NEWTON_STEPS = 50
 
 
 def check_pixels(x: Tensor) -> None:
-    """Refuse images that are not in [0, 1]: eps is in pixel units, and points would be cut at the box."""
+    """Refuse images that are not in [0, 1], up to rounding: eps is in pixel units of that box."""
     low, high = x.detach().aminmax() if x.numel() else (0.0, 0.0)
     if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
         raise DataError(
-            f"images go from {float(low):.4g} to {float(high):.4g}; wanted pixels in [0, 1]: divide by 255, "
-            "and make normalisation the first layer of the model"
+            f"images must be finite and in [0, 1], got values from {float(low):.7g} to {float(high):.7g}: "
+            "divide by 255 if they are 0 to 255, clip what a resize has overshot (x.clamp(0, 1)), and undo "
+            "any normalisation, which is the first layer of the model here"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from atlas.errors import DataError, UsageError
+from atlas.threat import check_pixels
 
 MOST_CLASSES = 1 << 20
 
@@ -48,6 +49,10 @@ class Images:
 
     def __post_init__(self) -> None:
         _check_x(self.x)
+        low, high = self.x.aminmax()
+        if self.x.dtype == torch.float32 and (low < 0 or high > 1):
+            # An antialiased resize gives 1 + 2.4e-7 for white.
+            object.__setattr__(self, "x", self.x.clamp(0, 1))
         _check_y(self.y, len(self.x), self.num_classes)
         if self.ids is _COUNTED:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device="cpu"))
@@ -138,12 +143,7 @@ def _check_x(x: Tensor) -> None:
     if x.dtype not in (torch.uint8, torch.float32):
         raise DataError(f"{got}; wanted uint8 in 0 .. 255 or float32 in [0, 1]: convert it first")
     if x.dtype == torch.float32:
-        low, high = x.aminmax()  # a NaN anywhere makes both NaN, and every comparison with it false
-        if not (low >= 0 and high <= 1):
-            raise DataError(
-                f"{got} with values from {low:g} to {high:g}; wanted floats in [0, 1], all finite: divide by "
-                "255 if they are 0 .. 255, and undo any normalisation, which is a layer of the model here"
-            )
+        check_pixels(x)
 
 
 def check_whole(y: Tensor) -> None:

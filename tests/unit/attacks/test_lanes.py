@@ -456,7 +456,7 @@ def test_a_claim_that_is_not_borne_out_does_not_end_the_attempt() -> None:
 @pytest.mark.parametrize("bad", [lambda x: x * 255, lambda x: x * 4 - 2, lambda x: x * torch.nan])
 def test_images_that_are_not_pixels_are_refused(bad: Callable[[Tensor], Tensor]) -> None:
     x, y = torch.rand(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
-    with pytest.raises(DataError, match=r"wanted pixels in \[0, 1\]"):
+    with pytest.raises(DataError, match=r"must be finite and in \[0, 1\], got"):
         run(PGD(steps=2), lambda pixels: pixels.flatten(1), bad(x), y, Linf(0.1), Rng.batch(6))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SubsetRandomSampler, TensorDataset
 
+import atlas
 from atlas.data import Images, as_images
 from atlas.errors import DataError
 
@@ -96,10 +97,11 @@ def spoiled(value: float) -> Tensor:
 @pytest.mark.parametrize(
     ("x", "y", "words"),
     [
-        (spoiled(1.5), LABELS, "to 1.5; wanted floats in [0, 1]"),
+        (spoiled(1.5), LABELS, "to 1.5: divide by 255 if"),
         (spoiled(-0.1), LABELS, "from -0.1"),
-        (spoiled(float("nan")), LABELS, "all finite"),
+        (spoiled(float("nan")), LABELS, "got values from nan to nan"),
         (spoiled(float("inf")), LABELS, "to inf"),
+        (spoiled(1 + 2e-6), LABELS, "to 1.000002: "),
         (FLOATS * 255, LABELS, "divide by 255"),
         (pixels().long(), LABELS, "got int64 [6, 3, 4, 5]; wanted uint8"),
         (pixels() > 9, LABELS, "got bool"),
@@ -123,6 +125,21 @@ def test_what_cannot_be_used_is_refused_in_words(x: object, y: object, words: st
     with pytest.raises(DataError) as caught:
         as_images((x, y))
     assert words in str(caught.value)
+
+
+def test_rounding_beyond_the_box_is_clipped() -> None:
+    """White images after an antialiased resize, and what a sum of weights may give below black."""
+    white = torch.nn.functional.interpolate(
+        torch.ones(2, 3, 500, 500), (224, 224), mode="bilinear", antialias=True
+    )
+    assert white.max() > 1
+    x = torch.cat([white, torch.full_like(white, -2e-7)])
+    images = as_images((x, torch.tensor([0, 0, 1, 1])))
+    assert torch.equal(images.x, x.clamp(0, 1))
+    assert x.max() > 1, "the user's tensor is as it was"
+    model = torch.nn.Sequential(torch.nn.AvgPool2d(224), torch.nn.Flatten(), torch.nn.Linear(3, 2))
+    x_adv = atlas.attacks.FGSM()(model, x, images.y, atlas.Linf(0.1))
+    assert atlas.Linf(0.1).contains(x_adv, x).all()
 
 
 def test_a_label_beyond_the_given_classes_is_refused() -> None:

@@ -53,7 +53,7 @@ def test_an_npz_without_the_arrays_says_which(tmp_path: Path, arrays: dict[str, 
 
 
 def test_wrong_content_is_refused_as_everywhere(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="wanted floats in"):
+    with pytest.raises(DataError, match="must be finite and in"):
         load(saved(tmp_path, x=X.astype(np.float32), y=Y))
     with pytest.raises(DataError, match="labels from -1"):
         load(saved(tmp_path, x=X, y=Y - 1))

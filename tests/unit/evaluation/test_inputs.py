@@ -34,10 +34,10 @@ def test_good_input_is_taken() -> None:
 
 BAD_DATA: dict[str, tuple[Any, Any, str]] = {
     "bytes": ((X * 255).to(torch.uint8), Y, r"x: got uint8 \[6, 1, 4, 4\]; wanted floats .* divide by 255"),
-    "0 to 255": (X * 255, Y, r"values from .* wanted floats in \[0, 1\], all finite: divide by 255"),
-    "normalised": (X - 0.5, Y, "undo any normalisation, which is a layer of the model"),
-    "NaN": (changed(X, torch.nan), Y, "values from nan to nan; wanted floats"),
-    "infinite": (changed(X, torch.inf), Y, "to inf; wanted floats"),
+    "0 to 255": (X * 255, Y, r"must be finite and in \[0, 1\], got values from .*: divide by 255"),
+    "normalised": (X - 0.5, Y, "undo any normalisation, which is the first layer of the model"),
+    "NaN": (changed(X, torch.nan), Y, "values from nan to nan"),
+    "infinite": (changed(X, torch.inf), Y, "to inf: divide by 255"),
     "flat": (X.flatten(1), Y, r"x: got float32 \[6, 16\]; wanted \[N, C, H, W\]"),
     "empty": (X[:0], Y[:0], "the data set is empty; wanted at least one image"),
     "an array": (X.numpy(), Y, "x: got a ndarray; wanted a tensor: as_images converts"),
