@@ -27,6 +27,17 @@ NEWTON_STEPS = 50
 """A cap; about four are taken."""
 
 
+LEVELS = 255
+"""Steps of an 8-bit pixel, by which radii are often given."""
+
+
+def eps_text(eps: float, digits: int = 4) -> str:
+    """eps as it is usually written: 0.3, or 8/255 where it is a number of levels and no short decimal."""
+    levels, decimal = eps * LEVELS, f"{eps:.{digits}g}"
+    whole = round(levels) >= 1 and abs(levels - round(levels)) < 1e-6
+    return f"{round(levels)}/{LEVELS}" if whole and float(decimal) != eps else decimal
+
+
 def check_pixels(x: Tensor) -> None:
     """Refuse images that are not in [0, 1], up to rounding: eps is in pixel units of that box."""
     low, high = x.detach().aminmax() if x.numel() else (0.0, 0.0)
@@ -51,9 +62,9 @@ def per_example(scalars: Tensor, like: Tensor) -> Tensor:
     return scalars.view(-1, *[1] * (like.dim() - 1))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Threat(ABC):
-    """What an adversary may do to an image."""
+    """What an adversary may do to an image. `eps` is in pixel units of [0, 1], and may be text: "8/255"."""
 
     eps: float
     largest_eps: ClassVar[float] = math.inf
@@ -67,6 +78,10 @@ class Threat(ABC):
                 f"{type(self).__name__}: eps must be {expected}, in pixel units of [0, 1], such as 8/255, "
                 f"got {self.eps:g}"
             )
+
+    def __repr__(self) -> str:
+        text = eps_text(self.eps)
+        return f"{type(self).__name__}(eps={text if '/' in text else self.eps})"
 
     def at(self, eps: float) -> Self:
         """The same threat with another radius."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atlas.errors import UsageError
 from atlas.rng import Rng
-from atlas.threat import L2, THREATS, TOLERANCE, Linf, Threat
+from atlas.threat import L2, THREATS, TOLERANCE, Linf, Threat, eps_text
 
 KINDS = [Linf, L2]
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -35,6 +35,26 @@ def images(count: int, *shape: int, dtype: torch.dtype = torch.float64, seed: in
 def test_impossible_radius(kind: type[Threat], eps: float) -> None:
     with pytest.raises(UsageError, match=rf"{kind.__name__}: eps must be .*8/255"):
         kind(eps)
+
+
+@pytest.mark.parametrize(
+    ("eps", "text"),
+    [
+        *((0.3, "0.3"), (8 / 255, "8/255"), (float(np.float32(8 / 255)), "8/255"), (0.0, "0"), (1.0, "1")),
+        *(
+            (0.2, "0.2"),
+            (51 / 255, "0.2"),
+            (0.031, "0.031"),
+            (0.0314, "0.0314"),
+            (0.5, "0.5"),
+            (128 / 255, "128/255"),
+        ),
+        *((8.001 / 255, "0.03138"), (0.123456, "0.1235"), (300 / 255, "300/255"), (1e-9, "1e-09")),
+    ],
+)
+def test_eps_reads_as_it_was_typed(eps: float, text: str) -> None:
+    assert eps_text(eps) == text
+    assert repr(L2(eps)) == f"L2(eps={text if '/' in text else eps})", "no digit is lost"
 
 
 def test_linf_beyond_the_box_is_a_mistake_of_units() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import atlas
-from atlas.attacks import APGD, FGSM, PGD
+from atlas.attacks import APGD, FGSM, PGD, RayS
 from atlas.errors import AtlasError
 from atlas.methods import Adv
 
@@ -90,3 +90,16 @@ def test_numbers_of_numpy_and_fractions_as_text_are_taken(tmp_path: Path) -> Non
     )
     fitted(threat=threat, training=training, folder=tmp_path / "run")
     assert '"seed": 3' in (tmp_path / "run" / "config.json").read_text()
+
+
+def test_eps_is_printed_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    threat = atlas.Linf(8 / 255)
+    report = evaluated(threat=threat, attacks={"PGD": PGD(steps=1, step_size=1e-3)})
+    assert report.threat == "linf, eps 8/255"
+    assert "linf, eps 8/255" in repr(report)
+    assert any("eps is 8/255" in flag.message for flag in report.flags)
+    assert report.summary()["about"]["threat"]["eps"] == 8 / 255
+    with pytest.raises(AtlasError, match=r"RayS got L2\(eps=128/255\)"):
+        RayS()(net(), X, Y, atlas.L2(128 / 255))
+    fitted(threat=threat, progress=True)
+    assert "eps 8/255" in capsys.readouterr().err

@@ -9,6 +9,7 @@ import numpy as np
 
 from atlas.bench.attack import NOT_INSTALLED, OURS, Contest, Entry
 from atlas.bench.report import facts, grid, over, ratio
+from atlas.threat import eps_text
 
 ATTACK_HEADINGS = ("who", "seconds", f"time / {OURS}", "robust %", "how")
 LONGEST_NOTE = 46
@@ -73,8 +74,8 @@ def attack_facts(report: Mapping[str, Any]) -> str:
 
 def model_title(model: Mapping[str, Any]) -> str:
     return (
-        f"{model['model']}: the first {model['n']} test images of {model['data']}, eps {model['eps']:.4g}, "
-        f"{model['clean']:.1f}% right"
+        f"{model['model']}: the first {model['n']} test images of {model['data']}, "
+        f"eps {eps_text(model['eps'])}, {model['clean']:.1f}% right"
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
-from atlas.threat import Threat
+from atlas.threat import Threat, eps_text
 
 MEANINGS = {
     "probabilities": "attacks want logits: a softmax hides gradients that are too small for floats, so "
@@ -114,7 +114,9 @@ def before(attacks: Mapping[str, Attack], threat: Threat) -> list[Flag]:
     """The flags that attacks raise by their settings alone."""
     short = {label: attack.reach(threat) for label, attack in attacks.items() if attack.falls_short(threat)}
     return [
-        raised("short-reach", f"the steps of {label} go {reach:.3g} in all, and eps is {threat.eps:.3g}")
+        raised(
+            "short-reach", f"the steps of {label} go {reach:.3g} in all, and eps is {eps_text(threat.eps)}"
+        )
         for label, reach in short.items()
     ]
 

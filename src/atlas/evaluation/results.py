@@ -14,6 +14,7 @@ from atlas.attacks import Attack
 from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.evaluation.flags import Flag, Record
 from atlas.evaluation.score import Score
+from atlas.threat import eps_text
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
@@ -124,7 +125,7 @@ class Report:
     def threat(self) -> str:
         """Norm and radius in words: no accuracy means anything without them."""
         table = self.about["threat"]
-        return f"{table['name']}, eps {table['eps']:.4g}"
+        return f"{table['name']}, eps {eps_text(table['eps'])}"
 
     @property
     def valid(self) -> bool:

@@ -13,7 +13,7 @@ from atlas.report.axes import Axis, even, percent, powers
 from atlas.report.charts import MOST_DOTS, Guide, Mark, Point, Series, line_chart
 from atlas.report.collect import Epoch, Run
 from atlas.report.study import STEPS, Study
-from atlas.report.words import radius
+from atlas.threat import eps_text
 
 Studies = Mapping[str, Study]
 """By the name of the run, those of one data set and threat."""
@@ -59,13 +59,13 @@ def valid(studies: Studies) -> dict[str, Study]:
 def radius_chart(studies: Studies, colours: Colours) -> Chart:
     """Robust accuracy against eps, a curve a model, with the radius of the runs marked."""
     series = [
-        _scored(name, colours[name], [(eps, f"ε = {radius(eps)}", score) for eps, score in study.by_radius])
+        _scored(name, colours[name], [(eps, f"ε = {eps_text(eps)}", score) for eps, score in study.by_radius])
         for name, study in valid(studies).items()
     ]
     threat = next(iter(studies.values())).threat
     largest = max((point.x for each in series for point in each.points), default=threat.eps)
     title = "Accuracy under attack against the radius of the attack"
-    guide = (threat.eps, f"ε = {radius(threat.eps)}")
+    guide = (threat.eps, f"ε = {eps_text(threat.eps)}")
     return _chart(title, even("ε", 0.0, largest), percent("accuracy (%)"), series, guide)
 
 

@@ -12,28 +12,19 @@ from markupsafe import Markup, escape
 from atlas.config import table_of
 from atlas.methods import Method
 from atlas.terminal import one_line
-from atlas.threat import Threat
+from atlas.threat import Threat, eps_text
 from atlas.training import Training
 from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}
 LEAST_P = 0.001
 """Smaller p-values are not told apart in words."""
-LEVELS = 255
-"""Steps of an 8-bit pixel, by which radii are often given."""
-
-
-def radius(eps: float) -> str:
-    """0.3, or 8/255 where it is a whole number of pixel levels and not written shorter."""
-    levels = eps * LEVELS
-    whole, short = abs(levels - round(levels)) < 1e-6, f"{eps:.4g}"
-    return f"{round(levels)}/{LEVELS}" if whole and float(short) != eps else short
 
 
 def threat_words(table: Mapping[str, Any]) -> str:
     """From a threat's table: L∞, ε = 0.3."""
     name = str(table["name"])
-    return f"{NORMS.get(name, name)}, ε = {radius(float(table['eps']))}"
+    return f"{NORMS.get(name, name)}, ε = {eps_text(float(table['eps']))}"
 
 
 def p_words(p: float) -> str:

@@ -16,6 +16,7 @@ from rich.progress import (
 )
 
 from atlas.terminal import Terminal
+from atlas.threat import eps_text
 from atlas.training.log import Record
 
 
@@ -57,7 +58,7 @@ class Display:
         """The line that sums up an epoch."""
         self.say(
             f"epoch {record['epoch'] + 1:>3}/{self.epochs}  loss {record['loss']:.3f}  "
-            f"eps {record['eps']:.3f}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
+            f"eps {eps_text(record['eps'], 3):<5}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
             f"{accuracy.replace('_', ' ')} {record[accuracy]:.1%}  val clean {record['val_clean']:.1%}  "
             f"val robust {record['val_robust']:.1%}{' *' if record['best'] else '  '}  {seconds:.0f}s"
         )

@@ -23,7 +23,7 @@ from atlas.disk import locked
 from atlas.errors import DataError, NumericError, UsageError
 from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
-from atlas.threat import Threat, check_threat
+from atlas.threat import Threat, check_threat, eps_text
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
 from atlas.training.identity import description
@@ -124,8 +124,9 @@ def _warn_of_short_reach(trainer: Trainer) -> None:
     ).items():
         if attack is not None and attack.falls_short(threat):
             trainer.display.warn(
-                f"the steps of {name} go {attack.reach(threat):.3g} in all, and eps is {threat.eps:.3g}: "
-                "most of the ball is out of its reach. Set a larger step_size, or relative_step in its place"
+                f"the steps of {name} go {attack.reach(threat):.3g} in all, and eps is "
+                f"{eps_text(threat.eps)}: most of the ball is out of its reach. Set a larger step_size, or "
+                "relative_step in its place"
             )
 
 

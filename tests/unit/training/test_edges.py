@@ -106,7 +106,7 @@ def test_a_class_beyond_the_models_is_refused() -> None:
 def test_pixels_that_are_none_are_refused(value: float) -> None:
     x, y = images()
     x[3, 0, 1, 2] = value
-    with pytest.raises(DataError, match="wanted floats in"):
+    with pytest.raises(DataError, match="images must be finite and in"):
         trained(net(), x, y)
 
 
