@@ -30,26 +30,46 @@ BOMB_RATIO, BOMB_BYTES = 200, 1 << 30
 def names(path: Path) -> list[str]:
     """The arrays that the file says it holds."""
     with _opened(path) as archive:
-        return [name.removesuffix(".npy") for name in archive.namelist()]
+        return _names(archive)
 
 
-def read(path: Path, wanted: Iterable[str] | None = None) -> Arrays:
-    """The arrays of these names, or all of them."""
-    with _opened(path) as archive:
-        keys = names(path) if wanted is None else list(wanted)
+def note(path: Path, content: bytes) -> str:
+    """The text that `with_note` has put into the content of a file; "" where there is none."""
+    with _opened(path, content) as archive:
+        return archive.comment.decode(errors="replace")
+
+
+def with_note(content: bytes, text: str) -> bytes:
+    """The content of an .npz file with a text beside its arrays, which numpy passes over."""
+    buffer = io.BytesIO(content)
+    with zipfile.ZipFile(buffer, "a") as archive:
+        archive.comment = text.encode()
+    return buffer.getvalue()
+
+
+def _names(archive: zipfile.ZipFile) -> list[str]:
+    return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def read(path: Path, wanted: Iterable[str] | None = None, content: bytes | None = None) -> Arrays:
+    """The arrays of these names, or all of them; from the file's content where that is at hand."""
+    with _opened(path, content) as archive:
+        keys = _names(archive) if wanted is None else list(wanted)
         try:
             _check_size(archive, keys)
             return {key: _array(archive.read(f"{key}.npy")) for key in keys}
         except DataError as error:
             raise DataError(f"{path}: {error}") from error
+        except MemoryError:
+            raise  # which says nothing of the file
         except Exception as error:  # what zipfile, zlib and numpy raise of damage has no base in common
             raise _not_plain(path, error) from error
 
 
-def _opened(path: Path) -> zipfile.ZipFile:
+def _opened(path: Path, content: bytes | None = None) -> zipfile.ZipFile:
     try:
-        return zipfile.ZipFile(path)
-    except FileNotFoundError:
+        return zipfile.ZipFile(path if content is None else io.BytesIO(content))
+    except (FileNotFoundError, MemoryError):
         raise
     except Exception as error:  # as above
         raise _not_plain(path, error) from error

@@ -33,6 +33,8 @@ from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
 
+Known = tuple[str, Attack, Mapping[str, Any], int]
+"""Of an attack before it runs: label, attack, its table, attempts."""
 GRADIENTS = 8
 """Images whose gradients are kept, to know the model again by."""
 
@@ -140,6 +142,8 @@ class Evaluation:
         if folder is not None:
             place = EvaluationFolder(shard.folder(folder) if shard else folder, self.code)
         display = Display(shown=progress, watched=place if shard else None)
+        if place:
+            place.say = display.say
         for label, reason in self.plan.left_out.items():
             display.say(f"{label} is left out: it {reason}")
         with ExitStack() as stack:
@@ -220,30 +224,36 @@ class _Work:
         results: dict[str, AttackResult] = {}
         tried = torch.ones_like(right)
         for label, attack in subject.plan.attacks.items():
-            results[label] = result = self._result(label, attack, subject, ids, tried)
+            results[label] = result = self._result(label, attack, subject, ids, right, tried)
             if subject.plan.standing:
                 tried = tried & result.survived
         return results
 
-    def _kept(self, label: str, n: int) -> dict[str, Tensor] | None:
-        """The columns of an attack that is over, where the folder has them and the images that are wanted."""
+    def _kept(self, known: Known, right: Tensor, tried: Tensor) -> AttackResult | None:
+        """An attack that is over, where the folder has its verdicts and the images that are wanted."""
+        label, name = known[0], f"attack-{slug(known[0])}"
         if not self.place or not self.place.holds(label, images=self.evaluation.save_images):
             return None
-        found = self.place.load_columns(f"attack-{slug(label)}")
-        if found is None or set(found) != set(COLUMNS) or len(found["step"]) != n:
+        found = self.place.kept_columns(name)
+        if found is None:
+            return None
+        result = AttackResult.of(*known, found) if set(found) == set(COLUMNS) else None
+        problem = result.problem(right, tried) if result else "does not have the columns of an attack"
+        if problem:
+            path = self.place.path / f"{name}.npz"
+            self.place.put_aside(path, f"{path} {problem}")
             return None
         self.place.drop_state(label)  # still there if the process died just before it would have gone
-        return found
+        return result
 
     def _result(
-        self, label: str, attack: Attack, subject: Subject, ids: Tensor, tried: Tensor
+        self, label: str, attack: Attack, subject: Subject, ids: Tensor, right: Tensor, tried: Tensor
     ) -> AttackResult:
         """What the attack does to the images of the mask `tried`: from the folder, or by running it."""
         name, attempts = f"attack-{slug(label)}", attack.attempts(subject.logits.shape[1])
         known = (label, attack, attack_table(attack), attempts)
-        found = self._kept(label, len(tried))
-        if found is not None:
-            return AttackResult.of(*known, found)
+        if kept := self._kept(known, right, tried):
+            return kept
         engine = subject.under(attack, tried)
         self.seconds[label] = finish(
             label, engine, self.place, self.display, self.requests, self.evaluation.save_seconds

@@ -9,29 +9,34 @@ attack-LABEL.npz        per example: attempt, step, margin, queries; written whe
 images-LABEL.safetensors  the images that fool, with their ids, where they were asked for
 state-LABEL.safetensors an attack under way: all that going on needs
 summary.json            accuracies with n and interval, flags; the same bits whatever happened on the way
-timing.jsonl            seconds, which are not
+timing.jsonl            seconds, which are not; damaged lines are skipped
+
+All but the last carry a checksum and the key of their evaluation, so that a changed file, or one of another
+evaluation, is noticed. Folders of older versions have none of this, and are read all the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from atlas.checkpoint import load_tensors, save_tensors
-from atlas.config import differences
+from atlas.checkpoint import digest, load_tensors, save_tensors
+from atlas.config import differences, fingerprint
 from atlas.data import npz
 from atlas.disk import part_of, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
+T = TypeVar("T")
 CONFIG, SUMMARY, PROGRESS = "config.json", "summary.json", "progress.json"
 SAME = 1e-3
 """Logits of one model may differ by this share: other batches and other machines round otherwise."""
@@ -47,13 +52,18 @@ class EvaluationFolder:
 
     def __init__(self, path: Path, code: Mapping[str, str] | None = None) -> None:
         self.path, self.code = path, dict(code or {})
+        self.say: Callable[[str], None] = lambda text: None
+        """Told which files were damaged and are made again."""
 
     def check(self, about: Mapping[str, Any]) -> None:
         """Refuse a folder that holds something else than this evaluation."""
-        if not (self.path / CONFIG).exists():
+        if not self.has_config:
             refuse_strangers(self.path)
             return
-        known = self.about()
+        try:
+            known = self.about()
+        except CheckpointError as error:
+            raise type(error)(f"{error}; choose another folder") from error
         if "attacks" not in known:
             raise UsageError(f"{self.path} is the folder of a run; choose another for the evaluation")
         if found := differences(known, json.loads(json.dumps(about))):
@@ -77,15 +87,13 @@ class EvaluationFolder:
     def claim(self, about: Mapping[str, Any]) -> None:
         """Take the folder for this evaluation."""
         self.check(about)
-        if not (self.path / CONFIG).exists():
+        if not self.has_config:
             known = {**about, **({"code": self.code} if self.code else {})}
-            text = json.dumps(known, indent=2, sort_keys=True) + "\n"
-            write_atomic(self.path / CONFIG, text.encode())
+            write_sealed(self.path / CONFIG, json.loads(json.dumps(known, sort_keys=True)))
 
     def about(self) -> dict[str, Any]:
         """Of which evaluation the folder is."""
-        known = self._config()
-        known.pop("code", None)
+        known = self._config()[0]
         if known.get("standing") and "order" not in known:  # an older version kept it in the summary alone
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
                 known["order"] = list(json.loads((self.path / SUMMARY).read_text())["attacks"])
@@ -93,15 +101,13 @@ class EvaluationFolder:
 
     def known_code(self) -> dict[str, str]:
         """What the model of this folder ran of the user's own code, where that was noted."""
-        code = self._config().get("code")
-        return code if isinstance(code, dict) else {}
+        return self._config()[1]
 
-    def _config(self) -> dict[str, Any]:
-        path = self.path / CONFIG
-        try:
-            return dict(json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise CheckpointError(f"{path} cannot be read: {error}; choose another folder") from error
+    def _config(self) -> tuple[dict[str, Any], dict[str, str], bool]:
+        """What the evaluation is about, the code behind its model, and whether its files have checksums."""
+        table, sealed = read_sealed(self.path / CONFIG)
+        code = table.pop("code", None)
+        return table, code if isinstance(code, dict) else {}, sealed
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Whether this is a folder of that evaluation."""
@@ -116,7 +122,7 @@ class EvaluationFolder:
         A model that answers otherwise than then is another, unless it is random. A fingerprint cannot see
         what a function or a plain attribute of a module does; its answers can.
         """
-        known = self.load_columns("clean")
+        known = self.kept_columns("clean")
         if known is None or set(known) != set(clean):
             self.save_columns("clean", clean)
             return clean
@@ -138,7 +144,7 @@ class EvaluationFolder:
         `ask` gives their answers, [N, ...]. Random surrogates are not compared.
         """
         name, answers = f"surrogates-{slug(label)}", ask()
-        known = (self.load_columns(name) or {}).get("logits")
+        known = (self.kept_columns(name) or {}).get("logits")
         if known is None:
             self.save_columns(name, {"logits": answers})
         elif not alike(known, answers) and alike(answers, ask()):
@@ -149,7 +155,7 @@ class EvaluationFolder:
 
     def check_gradients(self, gradients: Tensor) -> None:
         """Those of some clean images, [K, ...]: a model that answers as before may have others by now."""
-        known = (self.load_columns("gradients") or {}).get("gradients")
+        known = (self.kept_columns("gradients") or {}).get("gradients")
         if known is None or known.shape != gradients.shape:
             self.save_columns("gradients", {"gradients": gradients})
         elif far_apart(known, gradients):
@@ -160,8 +166,8 @@ class EvaluationFolder:
 
     def holds(self, label: str, *, images: bool) -> bool:
         """Whether the attack is over, and its images are there if they are wanted."""
-        done = self.load_columns(f"attack-{slug(label)}") is not None
-        return done and (not images or self._images(label).exists())
+        done = self.kept_columns(f"attack-{slug(label)}") is not None
+        return done and (not images or self._kept(self._images(label), self.load_images, label) is not None)
 
     def save_columns(self, name: str, columns: Mapping[str, Tensor]) -> None:
         buffer = io.BytesIO()
@@ -169,49 +175,99 @@ class EvaluationFolder:
         whole = {k: v.float() if v.dtype == torch.bfloat16 else v for k, v in columns.items()}
         arrays: dict[str, Any] = {key: value.numpy() for key, value in whole.items()}
         np.savez(buffer, **arrays)
-        write_atomic(self.path / f"{name}.npz", buffer.getvalue())
+        mark = self._mark(name)
+        seal = json.dumps(mark | {"sha256": digest(whole, json.dumps(mark))})
+        write_atomic(self.path / f"{name}.npz", npz.with_note(buffer.getvalue(), seal))
 
     def load_columns(self, name: str) -> dict[str, Tensor] | None:
-        """The columns of this name; None where they are not there or damaged, to be made again."""
+        """The columns of this name, verified; None where there is no such file."""
+        path = self.path / f"{name}.npz"
         try:
-            arrays = npz.read(self.path / f"{name}.npz")
-            return {
-                key: torch.from_numpy(np.require(array, requirements="W")) for key, array in arrays.items()
-            }
-        except (
-            FileNotFoundError,
-            DataError,
-            TypeError,
-        ):  # the last: a type of numbers that torch does not have
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read now: {error.strerror}") from error
+        try:
+            note = npz.note(path, content)
+            arrays = npz.read(path, content=content)
+            columns = {k: torch.from_numpy(np.require(v, requirements="W")) for k, v in arrays.items()}
+            mark = dict(json.loads(note)) if note else {}
+        except (DataError, TypeError, ValueError, RecursionError) as error:
+            raise DamagedError(f"{path} is damaged: {error}") from error
+        wanted = mark.pop("sha256", None)
+        if wanted != (digest(columns, json.dumps(mark)) if mark else None):
+            raise DamagedError(f"{path} is damaged: its content does not match its checksum")
+        self._check_mark(path, name, mark)
+        return columns
+
+    def kept_columns(self, name: str) -> dict[str, Tensor] | None:
+        """As `load_columns`, for whoever can make them again: a damaged file is put aside, and said."""
+        return self._kept(self.path / f"{name}.npz", self.load_columns, name)
+
+    def _kept(self, path: Path, load: Callable[[str], T | None], name: str) -> T | None:
+        try:
+            return load(name)
+        except DamagedError as error:
+            self.put_aside(path, str(error))
             return None
 
+    def put_aside(self, path: Path, why: str) -> None:
+        """Rename a file that cannot be used, so that it is made again."""
+        path.replace(path.with_suffix(".damaged"))
+        self.say(f"{why}; it was renamed to {path.with_suffix('.damaged').name} and is made again")
+
+    def _mark(self, part: str) -> dict[str, str]:
+        """What ties a file to this evaluation."""
+        return {"evaluation": fingerprint(self._config()[0]) if self.has_config else "", "part": part}
+
+    def _check_mark(self, path: Path, part: str, mark: Mapping[str, Any]) -> None:
+        if not mark and self.has_config and self._config()[2]:
+            raise DamagedError(f"{path} has no checksum, unlike the rest of this evaluation")
+        if mark and mark != self._mark(part):
+            raise DamagedError(f"{path} belongs to another evaluation")
+
+    @property
+    def has_config(self) -> bool:
+        return (self.path / CONFIG).exists()
+
     def save_state(self, label: str, tensors: Mapping[str, Tensor], seconds: float) -> None:
-        save_tensors(self._state(label), tensors, {"seconds": seconds})
+        path = self._state(label)
+        save_tensors(path, tensors, {"seconds": seconds, **self._mark(path.stem)})
 
     def load_state(self, label: str) -> tuple[dict[str, Tensor], float] | None:
         """The state of an attack under way, and its seconds; None where it is not there or damaged."""
-        path = self._state(label)
+        return self._kept(self._state(label), self._loaded_state, label)
+
+    def _loaded_state(self, label: str) -> tuple[dict[str, Tensor], float] | None:
+        found = self._tensors(self._state(label))
+        if found is None:
+            return None
+        tensors, about = found
+        try:
+            return tensors, float(about["seconds"])
+        except (KeyError, ValueError, TypeError) as error:
+            raise DamagedError(f"{self._state(label)} does not say how long it took") from error
+
+    def _tensors(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The tensors of a file of this evaluation and the table beside them; None where it is not there."""
         if not path.exists():
             return None
-        try:
-            tensors, about = load_tensors(path)
-            return tensors, float(about["seconds"])
-        except (DamagedError, KeyError, ValueError):
-            path.replace(path.with_suffix(".damaged"))
-            return None
+        tensors, about = load_tensors(path)
+        self._check_mark(path, path.stem, {k: v for k, v in about.items() if k in ("evaluation", "part")})
+        return tensors, about
 
     def drop_state(self, label: str) -> None:
         self._state(label).unlink(missing_ok=True)
 
     def save_images(self, label: str, ids: Tensor, x_adv: Tensor) -> None:
-        save_tensors(self._images(label), {"ids": ids, "x_adv": x_adv}, {})
+        path = self._images(label)
+        save_tensors(path, {"ids": ids, "x_adv": x_adv}, self._mark(path.stem))
 
     def load_images(self, label: str) -> tuple[Tensor, Tensor] | None:
         """The ids and the images that fool, where they were kept."""
-        if not self._images(label).exists():
-            return None
-        tensors, _ = load_tensors(self._images(label))
-        return tensors["ids"], tensors["x_adv"]
+        found = self._tensors(self._images(label))
+        return None if found is None else (found[0]["ids"], found[0]["x_adv"])
 
     def note_progress(self, label: str, share: float, robust: int, n: int) -> None:
         """Where the attack under way is, for who watches from another process."""
@@ -239,13 +295,46 @@ class EvaluationFolder:
         return found
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:
-        write_atomic(self.path / SUMMARY, (json.dumps(summary, indent=2) + "\n").encode())
+        write_sealed(self.path / SUMMARY, summary)
+
+    def load_summary(self) -> dict[str, Any]:
+        """The summary, verified to be that of this evaluation."""
+        path = self.path / SUMMARY
+        summary, sealed = read_sealed(path)
+        if self.has_config:
+            known, _, expected = self._config()
+            if expected and not sealed:
+                raise DamagedError(f"{path} has no checksum, unlike the rest of this evaluation")
+            if found := differences(known, summary["about"]):
+                raise DamagedError(f"{path} does not match {CONFIG}: {'; '.join(found)}")
+        return summary
 
     def _images(self, label: str) -> Path:
         return self.path / f"images-{slug(label)}.safetensors"
 
     def _state(self, label: str) -> Path:
         return self.path / f"state-{slug(label)}.safetensors"
+
+
+def write_sealed(path: Path, table: Mapping[str, Any]) -> None:
+    """A table as JSON with a checksum."""
+    text = json.dumps(table)
+    sealed = {**table, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    write_atomic(path, (json.dumps(sealed, indent=2) + "\n").encode())
+
+
+def read_sealed(path: Path) -> tuple[dict[str, Any], bool]:
+    """The table of a JSON file, and whether it had a checksum, which older versions did not write."""
+    try:
+        table = dict(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, TypeError, RecursionError) as error:
+        raise DamagedError(f"{path} is damaged: {error}") from error
+    wanted = table.pop("sha256", None)
+    if wanted is not None and wanted != hashlib.sha256(json.dumps(table).encode()).hexdigest():
+        raise DamagedError(f"{path} is damaged: its content does not match its checksum")
+    return table, wanted is not None
 
 
 def slug(label: str) -> str:

@@ -78,6 +78,27 @@ class AttackResult:
         """Fooled by this attack, bool [N]."""
         return self.attempt >= 0
 
+    def problem(self, right: Tensor, tried: Tensor) -> str:
+        """What cannot be true of these verdicts, such as those of another evaluation; "" where all can.
+
+        right: on the clean images, bool [N]; tried: the images that the attack was given, bool [N].
+        """
+        whole = (self.attempt, self.step, self.queries)
+        if any(column.shape != right.shape for column in (*whole, self.margin)):
+            return f"does not have {len(right)} verdicts"
+        if any(column.dtype != torch.int64 for column in whole) or not self.margin.is_floating_point():
+            return "has columns of other types than an attack's"
+        impossible = (self.attempt < SKIPPED) | (self.attempt >= self.attempts) | (self.step < -1)
+        impossible |= (self.queries < 0) | (self.fooled & ~(self.margin >= 0))
+        if impossible.any():
+            return f"has impossible values for {int(impossible.sum())} of {len(right)} images"
+        if not torch.equal(self.attempt != SKIPPED, tried):
+            return "is of other images than those that the attack was given"
+        wrong = (self.attempt == CLEAN, tried & ~right & (self.attempt != BROKEN))
+        if not torch.equal(*wrong):
+            return "does not agree with clean.npz on which clean images are wrong"
+        return ""
+
     def columns(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in COLUMNS}
 
@@ -195,7 +216,7 @@ class Report:
             "n": self.n,
             "valid": self.valid,
             "accuracy": {label: score.plain() for label, score in self.scores.items()},
-            "attacks": {label: _spent(result) for label, result in self.results.items()},
+            "attacks": {label: spent(result) for label, result in self.results.items()},
             "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
             "about": dict(self.about),
             **({"class_names": list(self.class_names)} if self.class_names else {}),
@@ -217,7 +238,8 @@ class Report:
         return rows
 
 
-def _spent(result: AttackResult) -> dict[str, Any]:
+def spent(result: AttackResult) -> dict[str, Any]:
+    """What an attack did and found, as in a summary."""
     tried = result.attempt != SKIPPED
     return {
         "attack": dict(result.table),

@@ -22,7 +22,7 @@ from typing import Any
 from atlas import __version__
 from atlas.config import fingerprint
 from atlas.disk import ORIGIN, in_use, write_atomic
-from atlas.errors import AtlasError, LockError
+from atlas.errors import AtlasError, CheckpointError, LockError
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.reproduce.order import Run, meaning
 from atlas.training import load_config
@@ -103,8 +103,11 @@ class Workspace:
 
 
 def _evaluation(path: Path) -> str:
-    """By what the evaluation in this folder is known."""
-    return fingerprint(EvaluationFolder(path).about())
+    """By what the evaluation in this folder is known; "" where it is damaged."""
+    try:
+        return fingerprint(EvaluationFolder(path).about())
+    except CheckpointError:
+        return ""
 
 
 def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:

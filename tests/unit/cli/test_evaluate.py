@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from atlas.attacks import suites
 from atlas.cli.evaluate import told_apart
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.models import build
 from atlas.training.run import RunConfig, train
 from tests.unit.cli.command import atlas
@@ -37,7 +38,7 @@ def test_weights_to_json(
     assert summary["n"] == 40
     assert summary["about"]["threat"] == {"name": "linf", "eps": pytest.approx(8 / 255)}
     (folder,) = (tmp_path / "evaluations/net").iterdir()
-    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert EvaluationFolder(folder).load_summary() == summary
 
 
 def test_a_state_dict_with_a_normalisation(

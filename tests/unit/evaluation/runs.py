@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from atlas.attacks import FGSM, PGD
+from atlas.checkpoint import load_tensors, save_tensors
 from atlas.data import Images
 from atlas.evaluation import evaluate
 from atlas.threat import Linf
@@ -39,6 +43,23 @@ def noise() -> Images:
 def run(images: Any, model: Any = None, **options: Any) -> Any:
     options.setdefault("attacks", ATTACKS)
     return evaluate(net() if model is None else model, images, THREAT, progress=False, **options)
+
+
+def of_older_version(folder: Path) -> None:
+    """Make a folder what versions left that wrote no checksums."""
+    for name in ("config.json", "summary.json"):
+        if (folder / name).exists():
+            table = json.loads((folder / name).read_text())
+            (folder / name).write_text(
+                json.dumps({k: v for k, v in table.items() if k not in ("sha256", "code")})
+            )
+    for path in folder.glob("*.npz"):
+        with np.load(path) as file:
+            arrays = dict(file)
+        np.savez(path, **arrays)
+    for path in folder.glob("*.safetensors"):
+        tensors, about = load_tensors(path)
+        save_tensors(path, tensors, {k: v for k, v in about.items() if k == "seconds"})
 
 
 def columns(report: Any) -> dict[str, list[float]]:

@@ -95,6 +95,7 @@ def test_the_folder_keeps_everything_per_example(images: Images, tmp_path: Path)
     with np.load(tmp_path / "clean.npz") as file:
         assert file["ids"].tolist() == images.ids.tolist()
     summary = json.loads((tmp_path / "summary.json").read_text())
+    assert len(summary.pop("sha256")) == 64
     assert summary == json.loads(json.dumps(report.summary()))
     worst = summary["accuracy"]["worst case"]
     assert (worst["n"], worst["right"]) == (COUNT, report.worst.right)

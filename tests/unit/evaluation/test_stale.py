@@ -20,7 +20,7 @@ from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import Plan, attack_table
-from tests.unit.evaluation.runs import THREAT, columns, net, noise, run
+from tests.unit.evaluation.runs import THREAT, columns, net, noise, of_older_version, run
 
 
 @pytest.fixture(scope="module")
@@ -99,6 +99,7 @@ def test_without_a_chain_the_order_means_nothing(images: Images, tmp_path: Path)
 
 def test_a_chain_of_an_older_version_has_its_order_in_the_summary(images: Images, tmp_path: Path) -> None:
     first = chained(images, CHAIN, tmp_path)
+    of_older_version(tmp_path)
     config = tmp_path / "config.json"
     table = json.loads(config.read_text())
     config.write_text(json.dumps({key: value for key, value in table.items() if key != "order"}))

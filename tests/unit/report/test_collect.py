@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from atlas.errors import AtlasError, CheckpointError, DataError, UsageError
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.report import page
 from atlas.report.collect import Given, collect
 from atlas.report.study import Settings
@@ -31,7 +32,7 @@ def test_a_moved_run_is_whole(run: Path) -> None:
     assert found.best.robust == max(epoch.robust for epoch in found.epochs)
     assert found.collapse is None
     assert found.notes == ()
-    summary = json.loads((run / "evaluations/quick-0/summary.json").read_text())
+    summary = EvaluationFolder(run / "evaluations/quick-0").load_summary()
     assert found.evaluations["quick-0"].summary() == summary
 
 

@@ -16,6 +16,7 @@ import pytest
 from atlas.config import fingerprint
 from atlas.disk import locked
 from atlas.errors import LockError
+from atlas.evaluation.folder import EvaluationFolder
 from atlas.reproduce import timings
 from atlas.reproduce import workspace as place_of_work
 from atlas.reproduce.artefacts import ARTEFACTS
@@ -112,9 +113,9 @@ def test_a_failed_row_has_no_numbers(finished: Any, copy: Path, made: Path) -> N
 def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path, made: Path) -> None:
     name = folder(copy, made, "atlas-l-1").name
     (path,) = (copy / "evaluations" / name).glob("multi-t-*/summary.json")
-    summary = json.loads(path.read_text())
-    summary["flags"] = [{"name": "random", "fatal": True, "message": "two looks, two answers"}]
-    path.write_text(json.dumps(summary))
+    place = EvaluationFolder(path.parent)
+    flags = [{"name": "random", "fatal": True, "message": "two looks, two answers"}]
+    place.save_summary(place.load_summary() | {"flags": flags})
     whole, page = finished()
     assert cells(whole, "atlas-l-1")["Multi-T"]["ours"] is None
     assert cells(whole, "atlas-l-1")["Multi-T"]["reasons"] == ["random"]
