@@ -81,7 +81,7 @@ def train(
     - `atlas train mnist-quick-atlas-1 --precision auto` : faster where the processor knows bfloat16
     - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-quick-atlas-1"`
     - `atlas train finetune --weights old.pth --set model=wrn-28-8 --set data=cifar10` : trained weights
-    - `atlas train --resume runs/mine` : after a crash or Ctrl-C, with bit-identical results
+    - `atlas train --resume runs/mine` : after a crash or Ctrl-C, on a CPU with bit-identical results
     - `torchrun --nproc-per-node 8 -m atlas train cifar10-atlas-1` : on 8 GPUs; repeat it to resume
     """
     if (what is None) == (resume is None):

@@ -1,7 +1,8 @@
 """The training loop: `fit` any model on any images with any method, under the guided schedule.
 
 An epoch: batches -> x_adv -> terms -> loss -> step; then validation -> schedule and watch -> state.
-All randomness is a function of (seed, example, epoch), so a run that was killed goes on bit for bit.
+All randomness is a function of (seed, example, epoch), so a run that was killed resumes with bit-identical
+results on a CPU; on a GPU that takes `training.deterministic`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from atlas.training.folder import RunFolder
 from atlas.training.identity import description
 from atlas.training.keeper import Keeper, Result
 from atlas.training.log import Log, Record
+from atlas.training.precision import deterministic
 from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
 from atlas.training.trainer import Trainer
@@ -78,7 +80,8 @@ def fit(
         )
     _check_shares(ranks, training, held_out)
     model.to(device or next(model.parameters(), torch.empty(0)).device)
-    logits = _try(model, images)
+    with deterministic(training.deterministic):  # before a GPU is first used
+        logits = _try(model, images)
     # Not all that there are: the others are other processes'.
     gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     place = RunFolder(Path(folder)) if folder is not None and ranks.first else None
@@ -89,6 +92,7 @@ def fit(
         locked(place.path, lambda: place.check_config(table, allow_changes)) if place else nullcontext(),
         caught_signals() if folder is not None else nullcontext(Requests()) as requests,
         torch.random.fork_rng(gpus),
+        deterministic(training.deterministic),
         Display(title, training.schedule.epochs, shown=progress, first=ranks.first) as display,
         Log(place) as log,
     ):

@@ -1,7 +1,7 @@
 """The folder of a run: who works in it, its configuration, its states, its weights.
 
 config.json             the whole configuration and its hash
-metrics.jsonl           one line per probe and per epoch, with a checksum; bit-identical after a resume
+metrics.jsonl           one line per probe and per epoch, with a checksum; the same after a resume
 timing.jsonl            starts and seconds, which are not; nothing depends on it
 tensorboard/            the metrics as TensorBoard events
 state.safetensors       all that resuming needs, and state.previous.safetensors, the one before

@@ -69,9 +69,13 @@ class Log:
         """Write down a time. Nothing depends on it, so what cannot be written is left out."""
         self.seconds += record.get("seconds", 0.0)
         if self.folder is not None:
-            # On a line of its own, whatever a crash has left of the line before.
-            with suppress(OSError), self.folder.timing.open("a") as file:
-                file.write(json.dumps({"at": round(time.time(), 3), **record}) + "\n")
+            line = json.dumps({"at": round(time.time(), 3), **record}).encode() + b"\n"
+            with suppress(OSError), self.folder.timing.open("ab+") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":  # a crash has torn the line before
+                        line = b"\n" + line
+                file.write(line)
 
     def _append(self, path: Path, record: Record) -> None:
         line = json.dumps(record) + "\n"

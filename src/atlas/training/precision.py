@@ -5,7 +5,9 @@ Weights and updates are always float32.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,6 +23,31 @@ squared Jacobian, which the others leave in float32.
 
 Losses and the steps and projections of an attack are in float32 in any case.
 """
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Within this block torch uses deterministic algorithms only, if wanted.
+
+    An operation that has none raises an error. On a CPU all that is used here are deterministic anyway.
+    """
+    if not wanted:
+        yield
+        return
+    cudnn = torch.backends.cudnn
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    benchmark = cudnn.benchmark
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
+    try:
+        torch.use_deterministic_algorithms(True)
+        cudnn.benchmark = False
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        cudnn.benchmark = benchmark
 
 
 def lowered(

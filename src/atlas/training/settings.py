@@ -89,6 +89,8 @@ class Training:
     precision: Precision = later("float32")
     channels_last: bool | Literal["auto"] = later(False)
     """The order of images and weights in memory: the same numbers, up to rounding. "auto": what is faster."""
+    deterministic: bool = later(False)
+    """Use only torch's deterministic algorithms: without them, runs on a GPU differ in their last bits."""
     ema: float = 0.0
     """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""
     on_collapse: Literal["continue", "stop", "rollback"] = "continue"

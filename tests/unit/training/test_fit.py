@@ -24,7 +24,7 @@ from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, 
 from atlas.methods import Adv, Atlas, Natural
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
 from atlas.training.folder import RunFolder
-from atlas.training.log import read_metrics
+from atlas.training.log import read_metrics, read_times
 from atlas.training.trainer import Trainer
 
 THREAT = atlas.Linf(0.1)
@@ -557,6 +557,8 @@ def test_a_torn_line_of_times_is_no_hindrance(tmp_path: Path) -> None:
     with (tmp_path / "timing.jsonl").open("a") as file:
         file.write('{"at": 17')
     assert run(folder=tmp_path).epochs == run().epochs
+    events = [line["event"] for line in read_times(tmp_path / "timing.jsonl")]
+    assert events == ["epoch", "interrupted", *["epoch", "epoch done"] * 3], "only the torn line is lost"
 
 
 def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import atlas
 from atlas import models
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
-from atlas.errors import UsageError
+from atlas.errors import ModelError, UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
@@ -234,3 +235,35 @@ def test_what_the_processor_knows() -> None:
 def test_arithmetic_that_the_caller_has_chosen_stays() -> None:
     with torch.autocast("cpu", BF16), lowered("float32", "terms", torch.device("cpu")):
         assert torch.is_autocast_enabled("cpu")
+
+
+class Places(nn.Module):
+    """Writes to places of a tensor by an operation for which torch has no deterministic algorithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.seen = network(), set[bool]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(torch.are_deterministic_algorithms_enabled())
+        logits: Tensor = self.net(x)
+        index = torch.arange(logits.numel(), device=x.device)
+        return torch.zeros_like(logits).put(index, logits) if torch.is_grad_enabled() else logits
+
+
+def test_only_deterministic_algorithms_are_used_where_they_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    plain = Places()
+    run(model=plain)
+    assert plain.seen == {False}
+    strict = Places()
+    with pytest.raises(ModelError, match=r"put.* does not have a deterministic implementation"):
+        run(model=strict, deterministic=True)
+    assert strict.seen == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    method = Atlas(alpha=1e-3, beta=0.5)
+    assert run(method).epochs == run(method, deterministic=True).epochs, "on a CPU all are"
