@@ -5,6 +5,7 @@ An error says what it got, what it wanted and what to do.
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -80,11 +81,11 @@ class ModelError(AtlasError):
 
 
 class Interrupted(AtlasError):
-    """A signal asked the work to stop; what was done so far is saved."""
+    """A signal asked the work to stop; what was done so far is saved, unless `note` says otherwise."""
 
-    def __init__(self, signal: int) -> None:
-        super().__init__(f"stopped by signal {signal}; everything is saved, resume to go on")
-        self.exit_code = 128 + signal
+    def __init__(self, number: int, note: str = "everything is saved, resume to continue") -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}; {note}")
+        self.exit_code = 128 + number
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UsageError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import unicodedata
 from collections.abc import Iterable
 
@@ -31,6 +34,29 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
         super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            if not self._is_gone(error):
+                raise
+            self.on_broken_pipe()
+
+    def _is_gone(self, error: OSError) -> bool:
+        """Whether the error says that the terminal was closed; on a disk it is a fault of the disk."""
+        return error.errno == errno.EIO and stat.S_ISCHR(os.fstat(self.file.fileno()).st_mode)
+
+    def on_broken_pipe(self) -> None:
+        """Go on in silence where rich would end the process.
+
+        A run must not end unsaved because its terminal was closed, or because a Ctrl-C also ended the `tee`
+        that it wrote to.
+        """
+        self.quiet = True
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.file.fileno())  # what is left in its buffer would fail again at the exit
+        os.close(nowhere)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):

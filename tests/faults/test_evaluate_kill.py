@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atlas.disk import in_use
 from tests.faults import runs
 
 SUITE = """
@@ -90,7 +91,8 @@ def test_sigkill_at_random_moments_then_the_same_command_gives_the_same_bits(tas
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "processes"), [(signal.SIGTERM, 143, "1"), (signal.SIGINT, 130, "2")]
+    ("number", "code", "processes"),
+    [(signal.SIGTERM, 143, "1"), (signal.SIGHUP, 129, "1"), (signal.SIGINT, 130, "2")],
 )
 def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int, processes: str) -> None:
     name = f"signal-{code}-{processes}"
@@ -176,6 +178,27 @@ def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) 
     assert "process 1 of 2" in output
     runs.finish(runs.start(task, *command))
     assert verdicts(task / "lost") == verdicts(task / "whole")
+
+
+@pytest.mark.parametrize(("interrupted", "code"), [(True, 130), (False, 8)], ids=["ctrl-c", "timeout"])
+def test_a_stopped_worker_cannot_keep_the_others_or_the_folder(
+    task: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool, code: int
+) -> None:
+    monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "6")
+    command = (*EVALUATE, "--out", f"frozen-{code}", "--processes", "2")
+    process = runs.start(task, *command, *SLOWLY)
+    shards = [task / f"frozen-{code}/shard-{index}-of-2" for index in range(2)]
+    workers = [worker_of(shard, process) for shard in shards]
+    os.kill(workers[1], signal.SIGSTOP)
+    if interrupted:
+        process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == code, output
+    assert "process 1 of 2 gave no sign of life" in output
+    assert not any(map(alive, workers))
+    assert not any(map(in_use, [task / f"frozen-{code}", *shards]))
+    runs.finish(runs.start(task, *command[:-2]))
+    assert verdicts(task / f"frozen-{code}") == verdicts(task / "whole")
 
 
 def alive(process: int) -> bool:

@@ -46,7 +46,10 @@ def test_sigkill_at_random_moments_then_resume_gives_the_same_bits(task: Path) -
     assert runs.outcome(out) == runs.outcome(task / "whole")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129), (signal.SIGUSR1, 138)],
+)
 def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int) -> None:
     name = f"signal-{code}"
     process = runs.start(task, "train", "task.toml", "--out", name)

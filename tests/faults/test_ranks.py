@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import atlas
-from atlas.disk import locked
+from atlas.disk import in_use, locked
 from atlas.methods import Natural
 from atlas.training import Ranks, Schedule, Training, fit
 from tests.faults import ranks, runs
@@ -219,6 +219,28 @@ def test_atlas_train_processes_starts_watches_and_stops_its_ranks(task: Path) ->
     assert "process 0 of 2 was ended by SIGKILL" in output
     assert time.monotonic() - began < 20
     assert ranks.ended(begin(task, run.name)) == [0, 0]
+    assert runs.outcome(run) == runs.outcome(task / "whole")
+
+
+@pytest.mark.parametrize(("interrupted", "code"), [(True, 130), (False, 8)], ids=["ctrl-c", "timeout"])
+def test_a_stopped_rank_cannot_keep_the_others_or_the_folder(
+    task: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool, code: int
+) -> None:
+    """Of two, the one that holds the lock of the folder: after a Ctrl-C, or after the timeout without one."""
+    monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "6")
+    run = task / f"frozen-{code}"
+    process = runs.start(task, "train", "task.toml", "--out", run.name, *SHORT, "--processes", "2")
+    runs.wait_for_metrics(run, process, 0)
+    team = ranks_of(process)
+    os.kill(team[0], signal.SIGSTOP)
+    if interrupted:
+        process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=ranks.SECONDS)
+    assert process.returncode == code, output
+    assert "everything is saved" not in output
+    assert not any(Path(f"/proc/{rank}").exists() for rank in team)
+    assert not in_use(run)
+    assert ranks.ended(begin(task, run.name)) == [0, 0], said(task, run.name)
     assert runs.outcome(run) == runs.outcome(task / "whole")
 
 

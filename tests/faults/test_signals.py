@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pty
 import signal
 import socket
+import subprocess
+import sys
+import termios
 import time
 from pathlib import Path
 
@@ -95,6 +100,54 @@ def test_a_signal_before_the_first_attack_of_an_evaluation_is_heard_too(task: Pa
         (task / "within").unlink()
     assert process.returncode == 143, output
     runs.finish(runs.start(task, *command))
+
+
+def at_a_terminal(task: Path, *arguments: str) -> tuple[subprocess.Popen[bytes], int]:
+    """`atlas ARGUMENTS` as the foreground process of a terminal, and that terminal."""
+    master, tty = pty.openpty()
+    command = [sys.executable, "-m", "atlas", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=task,
+        stdin=tty,
+        stdout=tty,
+        stderr=tty,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    os.close(tty)
+    return process, master
+
+
+def test_a_run_saves_when_its_terminal_is_closed(task: Path) -> None:
+    """The kernel sends SIGHUP, and all that is written to the terminal from then on fails."""
+    process, terminal = at_a_terminal(task, "train", "task.toml", "--out", "closed", *SHORT)
+    runs.wait_for_metrics(task / "closed", process, 0)
+    (task / "slow").write_text("step")
+    deadline = time.monotonic() + 60
+    while not (task / "within").exists():
+        os.read(terminal, 1 << 16)  # somebody looks at it
+        assert time.monotonic() < deadline, "it never came there"
+    (task / "slow").unlink()
+    (task / "within").unlink()
+    os.close(terminal)
+    assert process.wait(timeout=60) == 129
+    runs.finish(runs.start(task, "train", "--resume", "closed"))
+    assert runs.outcome(task / "closed") == runs.outcome(task / "whole")
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="shows how far an import is on Linux only")
+def test_ctrl_c_while_torch_is_imported_is_130_without_a_traceback(task: Path) -> None:
+    command = [sys.executable, "-m", "atlas", "train", "task.toml", "--out", "early"]
+    process = subprocess.Popen(command, cwd=task, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    deadline = time.monotonic() + 60
+    while "libtorch_cpu" not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert time.monotonic() < deadline, "it is never imported"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (130, "")
+    assert not (task / "early").exists()
 
 
 def test_a_second_signal_ends_it_at_once_and_breaks_nothing(task: Path) -> None:

@@ -64,7 +64,7 @@ def test_a_trial_whose_workers_are_killed_and_signalled_ends_with_the_same_bits(
     process = under_way(task, "killed", *one)
     process.kill()
     process.wait(timeout=10)
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)):
         process = under_way(task, "killed", *one)
         process.send_signal(number)
         output, _ = process.communicate(timeout=60)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
 from pathlib import Path
 
@@ -43,6 +45,28 @@ def test_text_tables_and_titles() -> None:
     text = said(Terminal(), HOSTILE, table)
     assert_harmless(text)
     assert text.count(SHOWN) == 4
+
+
+def test_a_terminal_that_is_closed_or_a_pipe_that_nobody_reads_ends_nothing() -> None:
+    """A run that is to save has to live on, and what is left in a buffer must not fail at its exit."""
+    master, tty = pty.openpty()
+    read, write = os.pipe()
+    for mine, theirs in ((tty, master), (write, read)):
+        terminal = Terminal()
+        with os.fdopen(mine, "w") as file:
+            terminal.file = file
+            os.close(theirs)
+            for _ in range(2):
+                terminal.print("anybody?")
+        assert terminal.quiet
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_still_an_error() -> None:
+    terminal = Terminal()
+    terminal.file = io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True)
+    with pytest.raises(OSError, match="No space left"):
+        terminal.print("a table")
 
 
 def test_lines_stay_lines() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """As in glibc's malloc.h."""
@@ -24,6 +28,20 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not any(name in os.environ for name in THEIRS):
         keep_memory()
+
+
+@contextmanager
+def ctrl_c(leave: Callable[[int], object]) -> Iterator[None]:
+    """Ctrl-C leaves with exit code 130 and without a traceback, until `caught_signals` does more."""
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # by a shell, for jobs in the background
+    if ignored or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: leave(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def keep_memory() -> bool:

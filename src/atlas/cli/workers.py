@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -20,45 +14,46 @@ import torch
 import typer
 
 from atlas.disk import locked
-from atlas.errors import Interrupted, LostWorkerError
+from atlas.errors import LostWorkerError
 from atlas.evaluation import Shard, merge
 from atlas.evaluation.display import Display
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import EvaluationFolder
-from atlas.signals import LAUNCHER, Requests, caught_signals
+from atlas.signals import caught_signals
 from atlas.training import connected
+from atlas.training.launch import ATLAS, Workers
 
-POLL_SECONDS = 0.2
 LONGEST_WAIT = timedelta(days=7)
 NOT_FOR_WORKERS = {"processes", "shard", "out", "as_json"}
 
 
 def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> None:
-    """Run the command of `ctx` once for each shard of the task, and merge what they leave in the folder.
-
-    Threads are shared out among the processes, unless the user has set their number. A Ctrl-C reaches this
-    process alone, which passes it on: a worker that heard it twice would not wait to save.
-    """
+    """Run the command of `ctx` once for each shard of the task, and merge what they leave in the folder."""
     of = min(of, len(task.data))
     if _claimed(task, folder):
         return
-    threads = str(max(1, (os.cpu_count() or 1) // of))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ, LAUNCHER: str(os.getpid())}
-    command = [sys.executable, "-m", "atlas", "evaluate", *_arguments(ctx), "--out", str(folder)]
-    with caught_signals() as requests, ExitStack() as stack:
-        workers = []
-        for index in range(of):
-            said = stack.enter_context(TemporaryFile())  # a pipe would be full one day, and stop who writes
+    command = [*ATLAS, "evaluate", *_arguments(ctx), "--out", str(folder)]
+    display, shards = Display(shown=True), [Shard(index, of) for index in range(of)]
+    show = partial(_show, [shard.folder(folder) for shard in shards], display)
+    with Workers(of) as workers, caught_signals(workers.kill) as requests, ExitStack() as stack:
+        # Files, because a pipe that nobody reads is full at some time, and stops who writes.
+        errors = [stack.enter_context(TemporaryFile()) for _ in shards]
+        for index, file in enumerate(errors):
             words = [*command, *_device(ctx, index), "--shard", f"{index}/{of}"]
-            process = subprocess.Popen(words, env=environment, stderr=said, start_new_session=True)
-            workers.append(Worker(process, said))
-        try:
-            _wait(workers, requests, [Shard(index, of).folder(folder) for index in range(of)])
-        finally:
-            for worker in workers:
-                worker.process.terminate()
-                worker.process.wait()
+            workers.start(words, {}, errors=file)
+        with display.bars:
+            workers.wait(requests, independent=True, each_poll=show)
+        workers.check(requests)
+        requests.check()
+        if (lost := workers.failed) is not None:
+            raise _lost(f"process {lost} of {of} ended with code {workers.codes[lost]}", errors[lost])
     merge(folder, of, list(task.plan.attacks))
+
+
+def _lost(what: str, errors: IO[bytes]) -> LostWorkerError:
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip()
+    return LostWorkerError(f"{what}: {said[-500:]} Run the same command again to continue.")
 
 
 def run_with_others(task: Evaluation, folder: Path) -> bool:
@@ -111,36 +106,6 @@ def _arguments(ctx: typer.Context) -> list[str]:
     return words
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A process for a share, and what it says of errors."""
-
-    process: subprocess.Popen[bytes]
-    said: IO[bytes]
-
-
-def _wait(workers: Sequence[Worker], requests: Requests, folders: Sequence[Path]) -> None:
-    """Until all have ended well; a signal, or one that fails, ends them all."""
-    display = Display(shown=True)
-    with display.bars:
-        _watch(workers, requests, folders, display)
-    _check(workers)
-
-
-def _watch(workers: Sequence[Worker], requests: Requests, folders: Sequence[Path], display: Display) -> None:
-    processes = [worker.process for worker in workers]
-    while any(process.poll() is None for process in processes):
-        _show(folders, display)
-        if requests.caught is not None:
-            for process in processes:
-                process.send_signal(signal.SIGTERM)
-            for process in processes:
-                process.wait()
-            raise Interrupted(requests.caught)
-        _check(workers)
-        time.sleep(POLL_SECONDS)
-
-
 def _show(folders: Sequence[Path], display: Display) -> None:
     """The attack of the slowest process, and the images of all that are in it."""
     found = [note for folder in folders if (note := EvaluationFolder(folder).progress())]
@@ -151,14 +116,3 @@ def _show(folders: Sequence[Path], display: Display) -> None:
             display.begin(label)
         share = sum(note["share"] for note in same) / len(same)
         display.update(share, sum(note["robust"] for note in same), sum(note["n"] for note in same))
-
-
-def _check(workers: Sequence[Worker]) -> None:
-    for index, worker in enumerate(workers):
-        if code := worker.process.poll():
-            worker.said.seek(0)
-            said = worker.said.read().decode(errors="replace").strip()
-            raise LostWorkerError(
-                f"process {index} of {len(workers)} ended with code {code}: {said[-500:]} "
-                "The same command goes on where they were."
-            )

@@ -17,12 +17,10 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from atlas.errors import AtlasError, Interrupted, LostWorkerError
-from atlas.signals import leave_with_parent
+from atlas.signals import DEFAULT_WORKER_TIMEOUT, leave_with_parent, worker_timeout
 from atlas.training.ranks import Ranks
 from atlas.training.team import Team, reached
 
-PATIENCE = timedelta(minutes=10)
-"""How long a rank waits for another that is there but silent: one that is gone is noticed at once."""
 GREETING_SECONDS = 0.05
 LAST_WORDS = "last-words"
 
@@ -50,18 +48,24 @@ def local_device(name: str | None) -> str | None:
 
 
 @contextmanager
-def connected(patience: timedelta = PATIENCE) -> Iterator[Ranks]:
+def connected(patience: timedelta | None = None) -> Iterator[Ranks]:
     """The processes that were started together. An error that ends one of them ends all, and is told to all.
 
     A process that was started alone is alone.
+
+    Args:
+        patience: How long to wait for a rank that is there but silent; default: `worker_timeout()`. One that
+            is gone is noticed at once.
     """
     if size() == 1:
         yield Ranks()
         return
+    patience = patience or timedelta(seconds=worker_timeout())
     leave_with_parent()
+    start = max(patience, timedelta(seconds=DEFAULT_WORKER_TIMEOUT))  # imports alone may take a while
     with reached():
-        shared, number, of = next(rendezvous("env://", timeout=patience))
-        store = _ours(shared, number, of, time.monotonic() + patience.total_seconds())
+        shared, number, of = next(rendezvous("env://", timeout=start))
+        store = _ours(shared, number, of, time.monotonic() + start.total_seconds())
         # Which of the two carries a tensor is decided by where the tensor is.
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
@@ -99,7 +103,7 @@ def _ours(shared: Store, number: int, of: int, deadline: float) -> Store:
             if shared.check([f"atlas/greeting/{n}"]):
                 shared.set(f"atlas/answer/{shared.get(f'atlas/greeting/{n}').decode()}", word)
         if time.monotonic() > deadline:
-            raise RuntimeError(f"processes {missing} of {of} have not come")
+            raise RuntimeError(f"timed out waiting for ranks {missing} of {of}")
         time.sleep(GREETING_SECONDS)
     return store
 
