@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from atlas.data import npz
 from atlas.data.convert import as_images
@@ -104,20 +104,22 @@ def _stack(files: list[Path]) -> NDArray[np.uint8]:
 
 
 def _decode(file: Path) -> NDArray[np.uint8]:
-    """One image, gray [H, W] or colour [3, H, W]. An image too large to be honest is refused undecoded."""
+    """One image, gray [H, W] or colour [3, H, W], turned upright as its EXIF orientation says.
+
+    What could be read in more than one way is refused: more than one frame, and transparent pixels. An image
+    too large to be honest is refused undecoded.
+    """
+    if not file.is_file():  # a pipe would be waited for
+        raise DataError(f"{file}: expected a regular file; remove it from the folder")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(file, formats=_FORMATS) as image:
-                if image.width * image.height > _MOST_PIXELS:
-                    raise DataError(
-                        f"{file}: refused: {image.width}x{image.height} pixels; wanted {_MOST_PIXELS} at most"
-                    )
-                if image.mode in ("I", "F") or image.mode.startswith("I;"):
-                    raise DataError(
-                        f"{file}: got mode {image.mode}; wanted 8 bits a channel: convert it first"
-                    )
-                if image.mode in ("1", "L"):
+                _check(file, image)
+                ImageOps.exif_transpose(image, in_place=True)
+                if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+                    raise DataError(f"{file}: has transparent pixels; save it on an opaque background")
+                if image.mode in ("1", "L", "LA"):
                     return np.asarray(image.convert("L"))
                 return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     except DataError:
@@ -125,4 +127,13 @@ def _decode(file: Path) -> NDArray[np.uint8]:
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         raise DataError(f"{file}: refused: {error}") from error
     except Exception as error:  # a broken picture may raise anything
-        raise DataError(f"{file}: cannot be decoded ({error}); mend or remove it") from error
+        raise DataError(f"{file}: cannot be decoded ({error}); repair or remove it") from error
+
+
+def _check(file: Path, image: Image.Image) -> None:
+    if image.width * image.height > _MOST_PIXELS:
+        raise DataError(f"{file}: must have at most {_MOST_PIXELS} pixels, got {image.width}x{image.height}")
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise DataError(f"{file}: must have 8 bits per channel, got mode {image.mode}: convert it first")
+    if (frames := getattr(image, "n_frames", 1)) > 1:
+        raise DataError(f"{file}: must be a single image, got {frames} frames: save one of them")

@@ -185,6 +185,37 @@ def test_palette_alpha_and_black_and_white(tmp_path: Path) -> None:
     assert np.array_equal(images.x[2, 0].numpy(), np.where(GRAY[0] > 128, 255, 0))
 
 
+def test_photographs_are_turned_upright(tmp_path: Path) -> None:
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was held upright: turn by 90 degrees
+    Image.fromarray(COLOUR[0]).save(tmp_path / "set" / "a" / "1.png", exif=exif)
+    upright = np.rot90(COLOUR[0], -1).transpose(2, 0, 1)
+    assert np.array_equal(load(tmp_path / "set").x[0].numpy(), upright)
+
+
+def test_transparent_and_moving_images_are_refused(tmp_path: Path) -> None:
+    """There is more than one way to read them, and the silent one may be the wrong one."""
+    folder = tmp_path / "set" / "a"
+    folder.mkdir(parents=True)
+    first, second = (Image.fromarray(pixels) for pixels in COLOUR[:2])
+    first.save(folder / "1.gif", save_all=True, append_images=[second])
+    with pytest.raises(DataError, match=r"1\.gif: must be a single image, got 2 frames"):
+        load(folder.parent)
+    (folder / "1.gif").unlink()
+    first.putalpha(100)
+    first.save(folder / "1.png")
+    with pytest.raises(DataError, match=r"1\.png: has transparent pixels"):
+        load(folder.parent)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "set", {"a/1.png": COLOUR[0]})
+    os.mkfifo(folder / "a" / "2.png")
+    with pytest.raises(DataError, match=r"2\.png: expected a regular file"):
+        load(folder)
+
+
 def test_images_of_two_sizes_are_refused(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "sizes", {"a/1.png": COLOUR[0], "a/2.png": COLOUR[1][:4]})
     with pytest.raises(DataError, match=r"2\.png: 5x4 pixels where 1\.png has 5x6; resize all images"):
@@ -193,18 +224,19 @@ def test_images_of_two_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_sixteen_bits_are_refused_and_not_cut(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "deep", {"a/1.png": GRAY[0].astype(np.uint16) * 256})
-    with pytest.raises(DataError, match="wanted 8 bits a channel"):
+    with pytest.raises(DataError, match="must have 8 bits per channel"):
         load(folder)
 
 
 @pytest.mark.parametrize(
-    ("side", "reason"), [(10_000, r"Image size \(100000000 pixels\)"), (5_000, "5000x5000 pixels; wanted")]
+    ("side", "reason"),
+    [(10_000, r"Image size \(100000000 pixels\)"), (5_000, "must have .* got 5000x5000")],
 )
 def test_a_decompression_bomb_is_refused_undecoded(tmp_path: Path, side: int, reason: str) -> None:
     """Megabytes in some kB: one above the limit at which Pillow only warns, one below."""
     (tmp_path / "bomb" / "a").mkdir(parents=True)
     Image.new("1", (side, side)).save(tmp_path / "bomb" / "a" / "1.png")
-    with pytest.raises(DataError, match=rf"1\.png: refused: {reason}"):
+    with pytest.raises(DataError, match=rf"1\.png: .*{reason}"):
         load(tmp_path / "bomb")
 
 
@@ -223,7 +255,7 @@ def test_a_cut_image_is_refused(tmp_path: Path, kept: int) -> None:
     folder = write_images(tmp_path / "cut", {"a/1.png": COLOUR[0]})
     data = (folder / "a" / "1.png").read_bytes()
     (folder / "a" / "1.png").write_bytes(data[:kept])
-    with pytest.raises(DataError, match=r"1\.png: cannot be decoded .*; mend or remove it"):
+    with pytest.raises(DataError, match=r"1\.png: cannot be decoded .*; repair or remove it"):
         load(folder)
 
 
