@@ -25,6 +25,13 @@ def one_line(text: str) -> str:
     return "".join(" " if unicodedata.category(char)[0] == "C" else char for char in text)
 
 
+def duration(seconds: float) -> str:
+    """A time to read: 90 s, 5 min, 2.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 class Terminal(Console):
     """A console that reads no markup in what it is given, and lets no control character out but its own.
 

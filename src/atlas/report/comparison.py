@@ -13,7 +13,8 @@ from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import COMPARED, Paired, compared, paired
 from atlas.report.collect import Run
 from atlas.report.tables import Cell, Table
-from atlas.report.words import duration, p_words, threat_words
+from atlas.report.words import p_words, threat_words
+from atlas.terminal import duration
 
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from atlas import __version__
+from atlas import __version__, terminal
 from atlas.evaluation import Flag
 from atlas.report import charted, classes, words
 from atlas.report.charts import MOST_BANDS, colour, swatch
@@ -112,7 +112,7 @@ def _environment() -> Environment:
     environment.filters |= {
         "coded": words.coded,
         "course": words.course_words,
-        "duration": words.duration,
+        "duration": terminal.duration,
         "method": words.method_words,
         "settings": words.settings,
         "threat": threat_words,

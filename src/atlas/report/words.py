@@ -31,12 +31,6 @@ def p_words(p: float) -> str:
     return f"p = {p:.2g}" if p >= LEAST_P else f"p < {LEAST_P}"
 
 
-def duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def settings(table: Mapping[str, Any]) -> str:
     """A table in one line, without what is not set, but for an attack's step: it takes one all the same."""
     parts = [

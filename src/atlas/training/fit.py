@@ -7,8 +7,11 @@ results on a CPU; on a GPU that takes `training.deterministic`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +21,13 @@ from torch import Tensor, nn
 from atlas.attacks import frozen
 from atlas.attacks.frozen import check_autograd
 from atlas.config import fingerprint, table_of
-from atlas.data import Images, as_images, split
+from atlas.data import Images, as_images, batches, split
 from atlas.data.images import check_left_alone
 from atlas.disk import locked
 from atlas.errors import DataError, NumericError, UsageError
 from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
+from atlas.terminal import duration
 from atlas.threat import Threat, check_threat, eps_text
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
@@ -32,6 +36,7 @@ from atlas.training.keeper import Keeper, Result
 from atlas.training.log import Log, Record
 from atlas.training.precision import deterministic
 from atlas.training.ranks import Ranks
+from atlas.training.schedule import Schedule
 from atlas.training.settings import REGISTRIES, Training
 from atlas.training.trainer import Trainer
 
@@ -42,6 +47,9 @@ def fit(
     method: Method,
     *,
     threat: Threat,
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
     validation_set: Any = None,
     training: Training = Training(),
     folder: str | Path | None = None,
@@ -56,7 +64,9 @@ def fit(
     """Train `model` in place and return it with the weights of its best epoch, ready to be asked (`eval()`).
 
     `train_set` and `validation_set`: Images, an (x, y) pair, a data set or a DataLoader. Without a
-    validation set, `training.validation.size` of the training images are set apart. With a folder, everything
+    validation set, `training.validation.size` of the training images are set apart. `epochs`, `lr` and
+    `batch_size` replace those of `training`; the ramp of eps then takes at most half of the `epochs`. Without
+    them training may take up to 100 epochs, and how long that may be is said first. With a folder, everything
     is written there, and a run that is found there resumes: data, `config` (by default the method, threat and
     training) and the model with its initial weights must be the same, unless `allow_changes`. `about` is
     written into the weights.
@@ -73,6 +83,7 @@ def fit(
             f"method is {method!r}; wanted one of atlas.methods, such as Atlas(alpha=1e-4, beta=1)"
         )
     check_threat(threat)
+    training = _adjusted(training, epochs, lr, batch_size)
     images, held_out = _sets(train_set, validation_set, training)
     if len(images) < 2:
         raise DataError(
@@ -109,7 +120,48 @@ def fit(
         keeper.restore(allow_changes)
         if place:
             place.write_config(table, keeper.about["run"])
+        if epochs is None and training.schedule == Schedule() and trainer.at.step == 0:
+            _say_how_long(trainer)
         return keeper.to_the_end(each_epoch if ranks.first else lambda records: None)
+
+
+def _adjusted(training: Training, epochs: int | None, lr: float | None, batch_size: int | None) -> Training:
+    if epochs is not None:
+        schedule = replace(training.schedule, epochs=epochs, ramp_epochs=0)  # which checks epochs
+        schedule = replace(schedule, ramp_epochs=min(training.schedule.ramp_epochs, epochs // 2))
+        training = replace(training, schedule=schedule)
+    if lr is not None:
+        training = replace(training, optimizer=replace(training.optimizer, lr=lr))
+    return training if batch_size is None else replace(training, batch_size=batch_size)
+
+
+def _say_how_long(trainer: Trainer) -> None:
+    """Time a step and the validation of a batch on a copy of the model, and say what the epochs may take."""
+    if trainer.display.console.quiet or trainer.ranks.size > 1:
+        return
+    training, schedule, images = trainer.training, trainer.schedule, trainer.images
+    device = trainer.learner.device
+    batch = next(batches(images, training.batch_size, seed=training.seed, epoch=0, device=device))
+    gpus = [device] if device.type == "cuda" else []
+    # A model that cannot be copied or that fails is no reason not to start: training says what fails.
+    with suppress(Exception), torch.random.fork_rng(gpus):
+        full = replace(training, schedule=replace(schedule, ramp_epochs=0))
+        model = deepcopy(trainer.learner.model)
+        trial = Trainer.of_batch(model, batch, images.num_classes, trainer.base_method, trainer.threat, full)
+        trial.step(batch)  # the first takes longer
+        times = [_seconds(lambda: trial.step(batch)), _seconds(trial.attack_validation_images)]
+        epoch = times[0] * trainer.num_batches + times[1] * len(trainer.held_out) / len(batch.ids)
+        trainer.display.say(
+            f"an epoch takes about {duration(epoch)} here. Training ends after {schedule.patience} epochs "
+            f"without gain, and after {schedule.epochs} epochs ({duration(epoch * schedule.epochs)}) at the "
+            "latest; set another number with epochs= (training.schedule.epochs)"
+        )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
 
 
 def _check_shares(ranks: Ranks, training: Training, held_out: Images) -> None:

@@ -76,6 +76,41 @@ def test_a_loader_a_data_set_and_tensors_train_alike() -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
+def test_epochs_lr_and_batch_size_are_keywords() -> None:
+    explicit = Training(
+        batch_size=64,
+        optimizer=Optimizer(lr=0.1),
+        schedule=Schedule(epochs=3, ramp_epochs=1),  # at most half of the epochs
+        validation=SHORT.validation,
+    )
+    usual = Training(validation=SHORT.validation)
+    short = run(training=usual, epochs=3, lr=0.1, batch_size=64)
+    assert short.epochs == run(training=explicit).epochs
+    assert run(training=usual, epochs=1).epochs[0]["eps"] == pytest.approx(THREAT.eps), "no ramp is left"
+    for wrong in ({"epochs": 0}, {"epochs": 1.5}, {"epochs": "3"}, {"lr": -1.0}, {"batch_size": 1}):
+        with pytest.raises(UsageError, match=next(iter(wrong))):
+            run(**wrong)  # type: ignore[arg-type]
+
+
+def test_how_long_it_may_take_is_said_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    def leave(records: Any) -> None:
+        raise StopIteration(records)
+
+    def first_epoch(**more: Any) -> tuple[str, Any]:
+        model, training = nn.Sequential(nn.Dropout(0.5), *network()), Training(validation=SHORT.validation)
+        with pytest.raises(StopIteration) as left:
+            fit(model, task(), Adv(), threat=THREAT, training=training, each_epoch=leave, **more)
+        return " ".join(capsys.readouterr().err.split()), left.value.value
+
+    told, shown = first_epoch()
+    words = r"an epoch takes about \d+ s here\. Training ends after 10 epochs without gain.* epoch 1/100"
+    assert re.search(words, told)
+    quiet, hidden = first_epoch(progress=False)
+    assert quiet == ""
+    assert shown == hidden, "timing it changes nothing"
+    assert "an epoch takes" not in first_epoch(epochs=100)[0]
+
+
 def test_a_validation_set_of_ones_own_is_used() -> None:
     x, y = task()
     result = run(validation_set=(x[:40], 1 - y[:40]))
