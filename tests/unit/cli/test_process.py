@@ -55,3 +55,11 @@ def test_memory_that_was_freed_is_taken_again_without_a_fault(plain: int) -> Non
 @pytest.mark.parametrize("theirs", [{"GLIBC_TUNABLES": "a.b=1"}, {"LD_PRELOAD": ""}])
 def test_what_the_user_has_set_stays(theirs: dict[str, str], plain: int) -> None:
     assert look(**theirs)[1] > plain / 10
+
+
+def test_a_narrow_encoding_ends_no_command() -> None:
+    """Tables have daggers and Greek letters; a latin-1 terminal or pipe gets a question mark."""
+    program = "from atlas.cli.process import prepare; prepare(); print('† 8/255')"
+    narrow = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", program], env=narrow, capture_output=True, check=True)
+    assert done.stdout == b"? 8/255\n"
