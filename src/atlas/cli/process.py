@@ -36,7 +36,7 @@ def prepare() -> None:
 
 
 def print_any_text(stream: TextIO) -> None:
-    """Print a question mark for a character that the encoding of a terminal or pipe lacks, such as latin-1."""
+    """Print a question mark for a character that the encoding of a terminal or pipe lacks."""
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="replace")
 
