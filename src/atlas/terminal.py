@@ -65,6 +65,10 @@ class Terminal(Console):
         os.dup2(nowhere, self.file.fileno())  # what is left in its buffer would fail again at the exit
         os.close(nowhere)
 
+    def say(self, text: str, style: str | None = None) -> None:
+        """A line of text: broken between words on a terminal, whole where a program may read it."""
+        self.print(text, style=style, soft_wrap=not self.is_terminal)
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable():

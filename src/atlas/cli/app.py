@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, evaluate, report, reproduce, sweep, train
+from atlas.cli import bench, data, demo, evaluate, init, listing, report, reproduce, sweep, train
 
 app = typer.Typer(
     name="atlas",
@@ -35,6 +35,7 @@ def _options(
 
 
 app.command("demo")(demo.demo)
+app.command("init")(init.init)
 app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("evaluate")(evaluate.evaluate)
@@ -42,7 +43,9 @@ app.command("compare")(evaluate.compare)
 app.command("report")(report.report)
 app.command("reproduce")(reproduce.reproduce)
 app.command("suites")(evaluate.suites)
-app.command("presets")(train.presets)
-app.command("models")(train.models)
+app.command("presets")(listing.presets)
+app.command("models")(listing.models)
+app.command("methods")(listing.methods)
+app.command("attacks")(listing.attacks)
 app.add_typer(data.app, name="data")
 app.add_typer(bench.app, name="bench")

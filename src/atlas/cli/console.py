@@ -20,8 +20,8 @@ Root = Annotated[
 
 
 def say(text: str) -> None:
-    """A line, however long."""
-    console.print(text, soft_wrap=True)
+    """A line: broken between words on a terminal, whole where a program may read it."""
+    console.say(text)
 
 
 @contextmanager
@@ -35,6 +35,5 @@ def errors_to_exit_codes() -> Iterator[None]:
 
 
 def _end(error: Exception, code: int) -> None:
-    said = Terminal(stderr=True)
-    said.print(f"atlas: {error}", style="red", soft_wrap=True)
+    Terminal(stderr=True).say(f"atlas: {error}", style="red")
     sys.exit(code)

@@ -112,4 +112,4 @@ def report(
 
 def _say(text: str, style: str | None = None) -> None:
     """On the error stream, because the output may be a table for another program."""
-    Terminal(stderr=True).print(text, style=style, soft_wrap=True)
+    Terminal(stderr=True).say(text, style)

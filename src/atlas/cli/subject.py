@@ -9,6 +9,7 @@ from pathlib import Path
 
 from atlas.attacks import Model
 from atlas.data import Images
+from atlas.data.load import TEST
 from atlas.errors import UsageError
 from atlas.models import source
 from atlas.models.weights import Normalization
@@ -64,6 +65,11 @@ def named(
         if model is not None or normalize is not None:
             raise UsageError(f"{what} is a run's folder, which has its model: omit --model, --mean and --std")
         config = load_config(path)
+        if data is not None and data != config.data and _place(data) == _place(config.data):
+            raise UsageError(
+                f"{what} was trained on {config.data}, whose training images may be test images of {data}: "
+                "omit --data, or train on it"
+            )
         return Subject(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
     if ":" not in what and not path.suffix:
         raise UsageError(f"there is no folder {what}; expected a run's folder, {source.KINDS}")
@@ -71,6 +77,11 @@ def named(
         raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
     name = what.replace(":", ".") if ":" in what else path.stem
     return Subject(what, data, None, Path(EVALUATIONS) / name, model, device, normalize)
+
+
+def _place(data: str) -> str:
+    """Where data that is divided into training and test images is, or would be."""
+    return data.rpartition(TEST)[0] or data
 
 
 def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:

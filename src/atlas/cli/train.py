@@ -1,4 +1,4 @@
-"""`atlas train` and `atlas presets`."""
+"""`atlas train`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from atlas.cli.console import Root, console, say
 from atlas.config import Table as Settings
 from atlas.config import overridden
 from atlas.disk import refuse_in_use
 from atlas.errors import AtlasError, UsageError
-from atlas.models import MODELS
 from atlas.reproduce import preset
 from atlas.training import Ranks, RunConfig, connected, load_config
 from atlas.training import train as run_training
@@ -79,7 +77,7 @@ def train(
     - `atlas train demo-atlas-1` : on the embedded data, a minute or two on a CPU
     - `atlas train mnist-quick-atlas-1 --set method.alpha=1e-4 --set threat.eps=0.2 --out runs/mine`
     - `atlas train mnist-quick-atlas-1 --precision auto` : faster where the processor knows bfloat16
-    - `atlas train mine.toml` : your own model and data; start with `extends = "mnist-quick-atlas-1"`
+    - `atlas train mine.toml` : your own model and data; `atlas init DATA` writes such a file
     - `atlas train finetune --weights old.pth --set model=wrn-28-8 --set data=cifar10` : trained weights
     - `atlas train --resume runs/mine` : after a crash or Ctrl-C, on a CPU with bit-identical results
     - `torchrun --nproc-per-node 8 -m atlas train cifar10-atlas-1` : on 8 GPUs; repeat it to resume
@@ -179,19 +177,3 @@ def setting(text: str) -> tuple[str, Any]:
         return key, tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or brackets as deep
         return key, value
-
-
-def models() -> None:
-    """List the models that have a name. Your own is `module.path:factory`."""
-    table = Table("model", "what it is", box=None, pad_edge=False)
-    for name, entry in MODELS.items():
-        table.add_row(name, entry.description)
-    console.print(table)
-
-
-def presets() -> None:
-    """List the presets: one for each row of the paper's tables, and CPU-sized ones."""
-    table = Table("preset", "what it is", box=None, pad_edge=False)
-    for name in preset.names():
-        table.add_row(name, preset.description(name))
-    console.print(table)

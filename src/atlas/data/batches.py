@@ -28,6 +28,20 @@ def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]
     return images.subset(order[count:].sort().values), images.subset(order[:count].sort().values)
 
 
+def split_test(images: Images, share: float) -> tuple[Images, Images]:
+    """(rest, test): the same share of each class, at random, for a data set without test images.
+
+    It depends on the data set alone, so that all runs on it are tested on the same images.
+    """
+    order, test = _shuffled(images, 0, "test"), torch.zeros(len(images), dtype=torch.bool, device="cpu")
+    for label in sorted({*images.y.tolist()}):
+        members = order[images.y[order] == label]
+        test[members[: round(share * len(members))]] = True
+    if not 0 < int(test.sum()) < len(images):
+        raise DataError(f"a share of {share} of {len(images)} images leaves none to test or none to train on")
+    return images.subset((~test).nonzero().flatten()), images.subset(test.nonzero().flatten())
+
+
 def num_batches(n: int, batch_size: int) -> int:
     """How many batches `batches` makes of n images."""
     if batch_size < 1:

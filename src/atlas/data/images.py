@@ -15,6 +15,7 @@ from atlas.errors import DataError, UsageError
 from atlas.threat import check_pixels
 
 MOST_CLASSES = 1 << 20
+MOST_NAMED = 5
 
 Index = Tensor | slice | Sequence[int]
 
@@ -72,6 +73,16 @@ class Images:
         """(C, H, W) of one image."""
         channels, height, width = self.x.shape[1:]
         return channels, height, width
+
+    @property
+    def empty_classes(self) -> str:
+        """Which classes have no image, in words; "" where each has one."""
+        empty = (self.y.bincount(minlength=self.num_classes) == 0).nonzero().flatten().tolist()
+        if not empty:
+            return ""
+        some = ", ".join(map(str, empty[:MOST_NAMED])) + (", ..." if len(empty) > MOST_NAMED else "")
+        span = f"labels go from {int(self.y.min())} to {int(self.y.max())}, and classes count from 0"
+        return f"class {some} has no image: {span}"
 
     def subset(self, index: Index) -> Images:
         """The examples at these places, in this order, with the ids they had."""

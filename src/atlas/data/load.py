@@ -9,13 +9,17 @@ from pathlib import Path
 
 from torch import Tensor
 
+from atlas.config import number
 from atlas.data import cifar, idx
+from atlas.data.batches import split_test
 from atlas.data.images import Images
-from atlas.data.own import load_folder, load_npz
+from atlas.data.own import has_test_set, load_folder, load_npz
 from atlas.data.sources import SOURCES
 from atlas.data.store import at_home, data_root, find
 from atlas.errors import DataError, unknown
 
+TEST = ":test="
+"""Behind a path: which share of its images is to be test images."""
 PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
     "idx": idx.parse_pair,
     "cifar10-python": partial(cifar.parse_pickles, label=b"labels"),
@@ -31,8 +35,11 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
     A name (`atlas data list`) is looked up below `root`, else $ATLAS_DATA, else ~/.cache/atlas; mnist-mini is
     part of the package and needs none of them. NAME:N has the first N training images of the named set, and
     all of its test images. A path is an .npz file or a folder of class folders; write ./mnist for a folder of
-    your own that is called like a named set.
+    your own that is called like a named set. PATH:test=0.2 sets a fifth of each class apart as test images,
+    where the path has none.
     """
+    if TEST in str(name_or_path):
+        return _divided(str(name_or_path), train, root)
     name, colon, count = str(name_or_path).partition(":")
     if isinstance(name_or_path, str) and name in SOURCES:
         if colon and not re.fullmatch("[1-9][0-9]{0,9}", count):
@@ -51,6 +58,26 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
             f"{path}: expected an .npz file or a folder of class folders of images, found {found}"
         )
     raise unknown("data set (nor is there a folder called)", str(name_or_path), SOURCES)
+
+
+def lacks_test_set(name_or_path: str | Path) -> bool:
+    """Whether there is training data of this name or path, but nothing to test on."""
+    text = str(name_or_path)
+    path = at_home(name_or_path)
+    if TEST in text or text.partition(":")[0] in SOURCES or not path.exists():
+        return False
+    return not has_test_set(path)
+
+
+def _divided(text: str, train: bool, root: Path | str | None) -> Images:
+    name, _, words = text.rpartition(TEST)
+    share = number(words, f"the share of test images in {text!r}")
+    if not 0 < share < 1:
+        raise DataError(f"the share of test images in {text!r} must be between 0 and 1, got {words}")
+    images = load(name, train=True, root=root)
+    if not lacks_test_set(name):
+        raise DataError(f"{name} has a test set: omit {TEST}{words}")
+    return split_test(images, share)[0 if train else 1]
 
 
 def _first(images: Images, count: int) -> Images:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +49,13 @@ def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
     return names
 
 
+def has_test_set(path: Path) -> bool:
+    """Whether the .npz file or folder has test images of its own."""
+    if path.is_dir():
+        return (path / "train").is_dir() and (path / "test").is_dir()
+    return {"x_test", "y_test"} <= set(npz.names(path))
+
+
 def load_folder(path: Path, train: bool) -> Images:
     """path/train/CLASS/*.png and path/test/CLASS/*.png; or path/CLASS/*.png, which are training images only.
 
@@ -56,9 +64,10 @@ def load_folder(path: Path, train: bool) -> Images:
     are, and colour otherwise.
     """
     split = (path / "train").is_dir()
-    if not train and not (split and (path / "test").is_dir()):
+    if not train and not has_test_set(path):
         raise DataError(
-            f"{path}: has no test set; move the images to {path}/train/CLASS and {path}/test/CLASS"
+            f"{path}: has no test set; move images to {path}/train/CLASS and {path}/test/CLASS, or train "
+            f"with data = {json.dumps(f'{path}:test=0.2')}, which sets a fifth of them apart"
         )
     classes = _folders(path / "train" if split else path)
     folder = path if not split else path / ("train" if train else "test")

@@ -47,4 +47,4 @@ class Display:
         self.say(f"{self.label}: {engine.robust} of {len(engine.y)} images still right, {seconds:.0f} s")
 
     def say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, soft_wrap=True)
+        self.console.say(text, style)

@@ -32,12 +32,13 @@ def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> None:
         raise DataError(f"x: got {describe(x)}; wanted floats in [0, 1]: divide by 255")
     whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64) and len(y) > 0
     largest = int(y.max()) if whole else 0
-    Images(x.detach().to("cpu", torch.float32), y.cpu(), largest + 1)
+    images = Images(x.detach().to("cpu", torch.float32), y.cpu(), largest + 1)
     classes = _answer(model, x[:2]).shape[1]
     if classes <= largest:
         raise DataError(
-            f"y: labels go up to {largest} and the model tells {classes} classes apart; wanted labels 0 to "
+            f"y: labels go up to {largest} and the model has {classes} classes, expected labels 0 to "
             f"{classes - 1}: is it the model of this data set?"
+            + (f" Or is there a class too many? {images.empty_classes}" if images.empty_classes else "")
         )
 
 

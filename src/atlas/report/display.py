@@ -20,4 +20,4 @@ class Display:
         self.bars.update(self.task, description=what, completed=self.over + share)
 
     def say(self, text: str) -> None:
-        self.console.print(text, style="yellow", soft_wrap=True)
+        self.console.say(text, "yellow")

@@ -64,7 +64,7 @@ class Display:
         )
 
     def say(self, text: str, style: str | None = None) -> None:
-        self.console.print(text, style=style, soft_wrap=True)
+        self.console.say(text, style)
 
     def warn(self, text: str) -> None:
         """What nobody should miss: as a warning of Python's where nothing is shown."""

@@ -221,7 +221,8 @@ def _try(model: nn.Module, images: Images) -> Tensor:
     wanted = f"logits [B, {images.num_classes}], a finite number for each class"
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < images.num_classes:
         got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-        raise UsageError(f"the model makes {got} of 2 images; wanted {wanted}")
+        empty = f". Is there a class too many? {images.empty_classes}" if images.empty_classes else ""
+        raise UsageError(f"the model returns {got} for 2 images, expected {wanted}{empty}")
     if not logits.isfinite().all():
         raise NumericError(f"the model's logits are not finite before training; wanted {wanted}")
     return logits

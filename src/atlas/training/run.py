@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from atlas import data, models
 from atlas.attacks import frozen
 from atlas.attacks.lanes import ask
 from atlas.checkpoint import load_tensors
+from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
@@ -97,6 +99,9 @@ def train(
     """
     place = checked_device(local_device(device))
     images = data.load(config.data, train=True, root=data_root)
+    shown = progress and ranks.first and not RunFolder(folder).begun
+    if shown:
+        _show_gaps(config.data, images)
     path, tensors = _starting_weights(config)
     about = {
         "model": config.model,
@@ -107,7 +112,7 @@ def train(
     model = _build(about, config.training.seed)
     if tensors:
         load_weights(model, tensors, path, config.model)
-        if progress and ranks.first and not RunFolder(folder).begun:
+        if shown:
             _show_start(model.to(place), images, path, config.training.batch_size)
     return fit(
         model,
@@ -147,6 +152,18 @@ def _normalization(
     return own or (images.stats() if config.normalize else None)
 
 
+def _show_gaps(name: str, images: data.Images) -> None:
+    """Print what the data lacks, before time goes into a run that cannot be tested."""
+    if images.empty_classes:
+        Terminal(stderr=True).say(f"{name}: {images.empty_classes}", "yellow")
+    if lacks_test_set(name):
+        Terminal(stderr=True).say(
+            f"{name} has no test set, which `atlas evaluate` needs. To set a fifth of its images apart, "
+            f"train with data = {json.dumps(f'{name}{TEST}0.2', ensure_ascii=False)}",
+            "yellow",
+        )
+
+
 def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: int) -> None:
     """Print how accurate the weights are before training, where a wrong normalisation shows."""
     part = slice(SHOWN_IMAGES)
@@ -159,7 +176,7 @@ def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: i
                 ", which is no better than a constant answer. If the weights were trained on normalised "
                 "images, set normalize = { mean = [...], std = [...] }"
             )
-        Terminal(stderr=True).print(text, soft_wrap=True)
+        Terminal(stderr=True).say(text)
 
 
 def _build(about: Mapping[str, Any], seed: int = 0, device: str = "cpu") -> nn.Module:

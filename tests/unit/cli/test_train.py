@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from atlas.reproduce import preset
 from tests.unit.cli.command import atlas
 
 QUICK = (
@@ -101,9 +100,3 @@ def test_missing_data_is_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 def test_not_a_run_is_exit_4(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert atlas(monkeypatch, "train", "--resume", str(tmp_path)) == 4
-
-
-def test_presets_are_listed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert atlas(monkeypatch, "presets") == 0
-    shown = capsys.readouterr().out
-    assert all(name in shown for name in preset.names())

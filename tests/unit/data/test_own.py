@@ -140,7 +140,9 @@ def test_a_folder_of_class_folders(tmp_path: Path) -> None:
     assert np.array_equal(images.x.numpy(), X[[2, 1, 3, 0]])
     assert (images.name, images.num_classes) == ("pets", 3)
     assert images.class_names == images.subset([1]).class_names == ("cat", "dog", "zebra")
-    with pytest.raises(DataError, match=r"has no test set; move the images to .*/train/CLASS and"):
+    with pytest.raises(
+        DataError, match=r"has no test set; move images to .*/train/CLASS and .*pets:test=0\.2"
+    ):
         load(folder, train=False)
 
 
@@ -278,3 +280,42 @@ def test_a_named_set_wins_over_a_folder_unless_it_is_a_path(
 def test_the_pixels_are_writable_memory_of_their_own(tmp_path: Path) -> None:
     images = load(write_images(tmp_path / "own", {"a/1.png": COLOUR[0]}))
     assert torch.equal(images.pixels(), torch.from_numpy(X[:1]).float() / 255)
+
+
+# --- a part set apart to test on ---
+
+
+def test_a_share_of_each_class_is_set_apart(tmp_path: Path) -> None:
+    y = np.repeat([0, 1, 2], [50, 10, 5])
+    x = np.arange(65, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)
+    np.savez(tmp_path / "flat.npz", x=x, y=y)
+    train, test = (load(f"{tmp_path}/flat.npz:test=0.2", half) for half in (True, False))
+    assert test.y.bincount().tolist() == [10, 2, 1]
+    assert train.num_classes == test.num_classes == 3
+    assert sorted([*train.ids.tolist(), *test.ids.tolist()]) == list(range(65))
+    assert test.x[:, 0, 0, 0].tolist() == test.ids.tolist(), "images and labels stay together"
+    assert test.ids.tolist() == load(f"{tmp_path}/flat.npz:test=0.2", False).ids.tolist()
+    assert load(f"{tmp_path}/flat.npz:test=1/5", False).fingerprint() == test.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("mnist-mini:test=0.2", "mnist-mini has a test set: omit :test=0.2"),
+        ("whole.npz:test=0.2", "whole.npz has a test set"),
+        ("flat.npz:test=0", "must be between 0 and 1, got 0"),
+        ("flat.npz:test=1.5", "must be between 0 and 1, got 1.5"),
+        ("flat.npz:test=0.01", "leaves none to test"),
+        ("flat.npz:test=0.99", "leaves none to test or none to train on"),
+        ("nowhere.npz:test=0.2", "found nothing"),
+    ],
+)
+def test_what_cannot_be_set_apart(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = np.zeros((6, 4, 4), np.uint8), np.arange(6) % 3
+    np.savez("flat.npz", x=x, y=y)
+    np.savez("whole.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(DataError, match=words):
+        load(name, False)

@@ -44,8 +44,9 @@ BAD_DATA: dict[str, tuple[Any, Any, str]] = {
     "too large a label": (
         X,
         changed(Y, 3),
-        r"labels go up to 3 and the model tells 3 classes apart; .* 0 to 2",
+        r"labels go up to 3 and the model has 3 classes, .* 0 to 2",
     ),
+    "labels from one": (X, Y + 1, "the model has 3 classes, .*class 0 has no image: labels go from 1 to 3"),
     "a negative label": (X, changed(Y, -1), "labels from -1 to 2; wanted 0 to 2"),
     "floats as labels": (X, Y.float(), r"y: got float32 \[6\]; wanted integer labels"),
     "truth values as labels": (X, Y > 0, r"y: got bool \[6\]; wanted integer labels"),

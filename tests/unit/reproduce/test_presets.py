@@ -185,7 +185,7 @@ def test_unknown_preset_names_the_nearest() -> None:
         ("a = " + "[" * 5000 + "]" * 5000, "is not a TOML file that can be read"),
         ("a = " + "9" * 5000, "is not a TOML file that can be read"),
         ('extends = "mnist-atlas-2"', "unknown preset 'mnist-atlas-2' .did you mean"),
-        ("extends = 3", "extends = 3 in .*; wanted a preset's name or a .toml file in the same"),
+        ("extends = 3", "extends = 3 in .*, expected a preset's name or a .toml file in the same"),
         ('extends = "mine.toml"', "goes in a circle"),
         ('extends = "../mine.toml"', "a .toml file in the same folder"),
         ('extends = "other.toml"', "there is no file"),

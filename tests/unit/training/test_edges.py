@@ -97,8 +97,16 @@ def test_labels_that_torch_would_take_are_refused(y: Tensor, words: str) -> None
         trained(net(12), images()[0], y)
 
 
+def test_labels_from_one_are_named_where_the_model_has_too_few_classes() -> None:
+    x, y = images()
+    with pytest.raises(
+        UsageError, match=r"expected logits \[B, 4\].*class 0 has no image: labels go from 1 to 3"
+    ):
+        trained(net(3), x, y + 1)
+
+
 def test_a_class_beyond_the_models_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"wanted logits \[B, 5\]"):
+    with pytest.raises(UsageError, match=r"expected logits \[B, 5\]"):
         trained(net(3), *images(12, 5))
 
 
@@ -123,7 +131,7 @@ def test_what_is_no_module_or_has_no_values_is_refused() -> None:
         trained(lambda x: x.flatten(1), *images())
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         trained(net().to("meta"), *images())
-    with pytest.raises(UsageError, match="makes tuple of 2 images"):
+    with pytest.raises(UsageError, match="returns tuple for 2 images"):
         trained(Tells(), *images())
 
 
