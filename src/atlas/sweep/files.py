@@ -30,6 +30,7 @@ def write_files(found: Sequence[Row], sweep: Sweep, place: Place, total: int) ->
     if top is not None:
         config = RunConfig.of(overridden(sweep.base, top.values.items(), REGISTRIES))
         comment = f"Trial {top.slot + 1} of {total}: {top.outcome.score:.2%} under {sweep.score_label}"
+        comment += "" if len(found) == total else f"; {len(found)} of {total} trials have ended so far"
         texts["best.toml"] = as_toml(config, sweep.name, sweep.preset, comment)
     draw(found, sweep, place.folder / "figure")
     for name, text in texts.items():

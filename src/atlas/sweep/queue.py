@@ -12,16 +12,17 @@ from pathlib import Path
 
 import optuna
 from optuna import Study, Trial
-from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import SQLAlchemyError
 
 from atlas.disk import in_use, locked
 from atlas.errors import LockError
 from atlas.sweep.locks import identity, waited_for
 from atlas.sweep.slots import SLOT, SURPLUS, newest, slot_of
 from atlas.sweep.space import Space
-from atlas.sweep.storage import BEAT_SECONDS, GRACE_SECONDS
+from atlas.sweep.storage import BEAT_SECONDS, GRACE_SECONDS, own_url
 
 FOLDER = "folder"
 """The identity of the folder in which a trial's worker works."""
@@ -65,11 +66,24 @@ class Queue:
                 held.enter_context(self._beating(claim.trial))
             yield claim
 
-    def release(self, claim: Claim) -> None:
-        """Give a trial back, for whoever comes next."""
-        with suppress(UpdateFinishedTrialError):
-            claim.trial.set_user_attr(RELEASED, True)
-        self._fail(claim.trial.number)
+    def release(self, trial: Trial) -> None:
+        """Give a trial back, for whoever comes next. If the storage fails too, the next worker finds out."""
+        with suppress(SQLAlchemyError, StorageInternalError):
+            with suppress(UpdateFinishedTrialError):
+                trial.set_user_attr(RELEASED, True)
+            self._fail(trial.number)
+
+    def unfinished(self) -> tuple[list[int], list[int]]:
+        """The slots without a result: those that a live worker is at, and those that nobody is at."""
+        busy, lost = list[int](), list[int]()
+        for slot, trial in newest(self.trials()).items():
+            if trial.state != TrialState.RUNNING:
+                lost += [] if trial.state.is_finished() and trial.state != TrialState.FAIL else [slot]
+            elif FOLDER not in trial.user_attrs or self._is_orphan(trial, slot):
+                lost.append(slot)
+            else:
+                busy.append(slot)
+        return busy, lost
 
     # --- within the folder's lock ---
 
@@ -78,10 +92,19 @@ class Queue:
         waiting = any(trial.state == TrialState.WAITING for trial in known.values())
         if not waiting and len(known) >= self.total:
             return None
+        where = identity(self.folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # heartbeats outside `optimize`: ours are below
             trial = self.study.ask(self.space)
-        trial.set_user_attr(FOLDER, identity(self.folder))
+        try:
+            trial.set_user_attr(FOLDER, where)
+            return self._claimed(trial, held)
+        except Exception:  # otherwise it would count as begun, and nobody would do it
+            self.release(trial)
+            raise
+
+    def _claimed(self, trial: Trial, held: ExitStack) -> Claim | None:
+        """The trial with its slot, if that is ours to do; else another."""
         trials = self.trials()
         frozen = next(other for other in trials if other.number == trial.number)
         slot = slot_of(frozen, trials)
@@ -114,6 +137,8 @@ class Queue:
     def _is_orphan(self, trial: FrozenTrial, slot: int) -> bool:
         if trial.user_attrs.get(FOLDER) == identity(self.folder):
             return not in_use(self._lock(slot))
+        if FOLDER not in trial.user_attrs and self.storage.url == own_url(self.folder):
+            return True  # trials are asked for under the folder's lock, which is ours now: its worker died
         begun = trial.datetime_start
         old = begun is not None and datetime.now() - begun > timedelta(seconds=GRACE_SECONDS)
         return FOLDER not in trial.user_attrs and old  # died within its first moment

@@ -54,11 +54,16 @@ def checked(url: str, *, hidden: bool) -> str:
     return url
 
 
+def own_url(folder: Path) -> str:
+    """The URL of the database in the sweep's own folder."""
+    return f"sqlite:///{quote(str(folder))}/{DATABASE}"
+
+
 def open_storage(url: str | None, folder: Path) -> RDBStorage:
     """The storage at this URL, or the file `study.db` of the folder."""
     if url is None:
         with waited_for(folder):
-            return _open(f"sqlite:///{quote(str(folder))}/{DATABASE}", {"connect_args": {"timeout": 60}})
+            return _open(own_url(folder), {"connect_args": {"timeout": 60}})
     scheme, _, rest = url.partition("://")
     rest = rest.replace("{", "%7B").replace("}", "%7D")  # Optuna takes braces for a place to fill in
     server = f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True}

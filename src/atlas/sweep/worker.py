@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
-from atlas.errors import AtlasError
+from atlas.errors import AtlasError, LostWorkerError
 from atlas.signals import caught_signals
 from atlas.sweep.files import write_files
 from atlas.sweep.locks import check_folder, waited_for
 from atlas.sweep.outcome import DONE, Outcome, Row, best, rows
 from atlas.sweep.queue import Claim, Queue
-from atlas.sweep.slots import OUTCOME, newest
+from atlas.sweep.slots import OUTCOME
 from atlas.sweep.space import grid_points
-from atlas.sweep.storage import open_storage, told_plainly
+from atlas.sweep.storage import GRACE_SECONDS, open_storage, told_plainly
 from atlas.sweep.study import Sweep, join
 from atlas.sweep.trial import Place, carry_out
+
+NOTING_SECONDS = 2.0
 
 
 def work(
@@ -60,7 +63,7 @@ class Worker:
                     try:
                         self._do(claim, requests.check)
                     except AtlasError:  # a signal, or a fault of the machine and not of the trial
-                        self.queue.release(claim)
+                        self.queue.release(claim.trial)
                         raise
         return self._finish()
 
@@ -92,12 +95,32 @@ class Worker:
 
     def _finish(self) -> list[Row]:
         found = self.write()
-        missing = len(newest(self.queue.trials())) - len(found)
-        if missing:
+        busy, lost = self._unfinished()
+        if busy:
             self.say(
-                f"still being done by other workers: {missing}; should one of them die, the same command "
+                f"still being done by other workers: {len(busy)}; should one of them die, the same command "
                 "takes its trial up again"
             )
+        if lost:
+            numbers = ", ".join(str(slot + 1) for slot in lost)
+            raise LostWorkerError(
+                f"no result and no worker for trial {numbers} of {self.queue.total}; the table and best.toml "
+                f"in {self.place.folder} are of the {len(found)} that ended. Run the same command again to "
+                f"do the rest (with --storage, {GRACE_SECONDS // 60} minutes after their worker died)"
+            )
+        return found
+
+    def _unfinished(self) -> tuple[list[int], list[int]]:
+        """The slots that live workers are at, and those that nobody is at.
+
+        With a shared storage, a worker of another folder may be about to note that a trial is its own.
+        """
+        with waited_for(self.place.folder):
+            found = self.queue.unfinished()
+        if found[1]:
+            time.sleep(NOTING_SECONDS)
+            with waited_for(self.place.folder):
+                found = self.queue.unfinished()
         return found
 
     def _standing(self) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from pathlib import Path
 
 import pytest
-from optuna.trial import TrialState
+from optuna.trial import Trial, TrialState
+from sqlalchemy.exc import OperationalError
 
 from atlas.sweep.queue import Queue
 from atlas.sweep.slots import SURPLUS, newest
@@ -78,7 +80,7 @@ def test_a_lost_trial_keeps_its_slot_and_point(tmp_path: Path) -> None:
         assert [again.slot, after.slot] == [0, 1]
         assert again.trial.params == {"method.alpha": 1e-6}
         assert again.deaths == 1
-        one.release(again)
+        one.release(again.trial)
     with one.next() as third:
         assert third
         assert (third.slot, third.deaths) == (0, 1)
@@ -102,3 +104,45 @@ def test_a_trial_that_gave_no_sign_of_life_for_long_is_taken_up(
         assert c
         assert d
         assert (c.slot, d.slot) == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_trial_whose_worker_died_before_it_noted_its_folder_is_taken_up_at_once(tmp_path: Path) -> None:
+    one = queue(tmp_path / "s")
+    one.study.ask(one.space)
+    with one.next() as again, one.next() as after:
+        assert again
+        assert after
+        assert [again.slot, after.slot] == [0, 1]
+        assert again.trial.params == {"method.alpha": 1e-6}
+
+
+@pytest.mark.parametrize("also", [False, True], ids=["once", "and in giving it back"])
+def test_an_error_of_the_storage_while_a_trial_is_claimed_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, also: bool
+) -> None:
+    one = queue(tmp_path / "s")
+    real, left = Trial.set_user_attr, [1 + also]
+
+    def broken(trial: Trial, key: str, value: object) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise OperationalError("UPDATE", None, sqlite3.OperationalError("disk I/O error"))
+        real(trial, key, value)
+
+    monkeypatch.setattr(Trial, "set_user_attr", broken)
+    with pytest.raises(OperationalError, match="disk I/O error"), one.next():
+        pass
+    with queue(tmp_path / "s").next() as again:
+        assert again
+        assert again.slot == 0
+        assert one.unfinished() == ([0], [])
+    assert one.unfinished() == ([], [0])
+
+
+def test_a_folder_that_cannot_be_named_begins_no_trial(tmp_path: Path) -> None:
+    one = queue(tmp_path / "s")
+    (tmp_path / "s/folder.id").mkdir()
+    with pytest.raises(IsADirectoryError), one.next():
+        pass
+    assert one.trials() == []

@@ -12,9 +12,13 @@ import optuna
 import pytest
 
 from atlas.config import fingerprint
-from atlas.errors import DataError, DiskError, NumericError, UsageError
+from atlas.errors import DataError, DiskError, LostWorkerError, NumericError, UsageError
 from atlas.reproduce import preset
-from atlas.sweep import scoring
+from atlas.sweep import Place, scoring
+from atlas.sweep.queue import Queue
+from atlas.sweep.storage import open_storage
+from atlas.sweep.study import join
+from atlas.sweep.worker import Worker
 from atlas.training import RunConfig, load_config
 from tests.unit.sweep.runs import PRESET, fake_training, run, small_sweep
 
@@ -279,3 +283,24 @@ def test_what_is_wrong_for_all_ends_the_worker_and_no_trial(
         run(sweep, tmp_path / "s")
     fake_training(monkeypatch, lambda config: [0.5])
     assert [row.outcome.state for row in run(sweep, tmp_path / "s")[0]] == ["done", "done"]
+
+
+@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
+def test_a_trial_that_nobody_does_is_said_by_an_error_and_in_the_preset(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two machines share a storage, and the worker of one died before it noted whose the trial is."""
+    monkeypatch.setattr("atlas.sweep.worker.NOTING_SECONDS", 0.1)
+    fake_training(monkeypatch, rises_with_alpha)
+    sweep = small_sweep(grid=["method.alpha=1e-6,1e-4"])
+    storage = open_storage(None, tmp_path / "db")
+    there, here = (join(sweep, storage, tmp_path / machine / "s") for machine in ("there", "here"))
+    there.ask(sweep.space)
+    place = Place(tmp_path / "here/s", progress=False)
+    worker = Worker(sweep, Queue(here, storage, sweep.space, place.folder, 2), place, lambda text: None)
+    with pytest.raises(LostWorkerError, match=r"no worker for trial 1 of 2; .* of the 1 that ended") as error:
+        worker.run()
+    assert error.value.exit_code == 8
+    assert "Trial 2 of 2: 60.00% under the validation attack; 1 of 2 trials have ended so far" in (
+        (place.folder / "best.toml").read_text()
+    )
