@@ -189,8 +189,8 @@ def _print(report: Report, as_json: bool) -> None:
         table.add_row(*row, style=style)
     console.print(table)
     for flag in report.flags:
-        word, style = ("INVALID", "bold red") if flag.fatal else ("note", "yellow")
-        console.print(f"{word}: {flag.name}: {flag.message}", style=style)
+        style = "bold red" if flag.fatal or flag.grave else "yellow"
+        console.print(f"{flag.word}: {flag.name}: {flag.message}", style=style)
 
 
 def compare(

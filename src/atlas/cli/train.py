@@ -128,7 +128,7 @@ def _train(config: RunConfig, folder: Path, ranks: Ranks, **options: Any) -> Non
     if ranks.first:
         console.print(
             f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-            f"{result.best_robust:.2%}; weights in {folder / 'best.safetensors'}",
+            f"{result.best_robust:.2%}{result.beside}; weights in {folder / 'best.safetensors'}",
             soft_wrap=True,
         )
 

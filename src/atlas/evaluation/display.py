@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 from atlas.attacks.lanes import Engine
 from atlas.evaluation.folder import EvaluationFolder
@@ -45,6 +46,12 @@ class Display:
     def end(self, engine: Engine, seconds: float) -> None:
         self.bars.update(self.task, visible=False)
         self.say(f"{self.label}: {engine.robust} of {len(engine.y)} images still right, {seconds:.0f} s")
+
+    def warn(self, text: str) -> None:
+        """What nobody must miss: as a Python warning where nothing is shown."""
+        if self.console.quiet:
+            warnings.warn(text, stacklevel=2)
+        self.say(text, style="bold red")
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.say(text, style)

@@ -22,7 +22,7 @@ from atlas.disk import locked
 from atlas.errors import UsageError
 from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
-from atlas.evaluation.flags import Flag, after, before
+from atlas.evaluation.flags import Flag, after, before, of_classes
 from atlas.evaluation.folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
@@ -189,6 +189,9 @@ class _Work:
             flags += after([result.record() for result in results.values()])
         where = (images.class_names, self.place.path if self.place else None)
         report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds, *where)
+        if report.valid and shard is None:
+            scores = {report.named(label): score for label, score in report.classes.items()}
+            report = replace(report, flags=[*flags, *of_classes(scores, report.worst)])
         if self.place and shard is None:
             self.place.save_summary(report.summary())
         return report
@@ -203,7 +206,7 @@ class _Work:
         return torch.cat(answers, 1)
 
     def _probed(self, subject: Subject) -> list[Flag]:
-        """The flags before any attack; a fatal one is said at once, because attacks take long."""
+        """The flags before any attack; what nobody must miss is said at once, because attacks take long."""
         plan = subject.plan
         model = heeding(subject.model, self.requests)
         flags = probe(
@@ -218,6 +221,8 @@ class _Work:
         for flag in flags:
             if flag.fatal:
                 self.display.say(f"the result will be invalid: {flag.name}: {flag.message}", style="bold red")
+            elif flag.grave:
+                self.display.warn(f"{flag.word}: {flag.name}: {flag.message}")
         return flags
 
     def _attacked(self, subject: Subject, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
+from atlas.evaluation.score import Score
 from atlas.threat import Threat, eps_text
 
 MEANINGS = {
@@ -24,7 +25,9 @@ MEANINGS = {
     "mean over many looks (--eot 30, eot=30), and see that more of them change nothing",
     "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
     "verdict belongs to an image; is BatchNorm in training mode?",
-    "constant": "there is nothing that an attack could change, and gradients are not probed",
+    "constant": "the accuracy is the share of one class among the images, and a model that has learned "
+    "nothing reaches it too; compare with the accuracy of each class",
+    "class-at-zero": "the accuracy over all classes hides it; see the accuracy of each class",
     "non-finite": "NaN and infinity pass for robustness, because no attack can climb them, so no accuracy "
     "can be given",
     "zero-gradients": "where the gradient vanishes, a gradient attack cannot start, whatever its budget",
@@ -42,12 +45,16 @@ MEANINGS = {
 }
 """What each flag means."""
 
+GRAVE = ("constant",)
+"""Not fatal, because the numbers are true, but nobody must miss them."""
 LEAST_IMAGES = 2
 """One image can fall to chance: a random start, or a rounding error next to the boundary."""
 LEAST_SHARE = 0.01
 """What a referee would call a difference: a point of accuracy."""
 LAST_PART = 0.25
 """Of the steps or attempts. A search that has converged finds next to nothing there."""
+MOST_CLASSES = 5
+"""Classes that a message names."""
 FEWEST_STEPS = 8
 """Below that a quarter of the steps is one step, and says nothing of convergence."""
 
@@ -62,6 +69,16 @@ class Flag:
     """Whether the result is invalid."""
     message: str
     """The evidence in numbers, and what it means."""
+
+    @property
+    def grave(self) -> bool:
+        """Whether the result is valid but must not be read without it."""
+        return self.name in GRAVE
+
+    @property
+    def word(self) -> str:
+        """What stands before it where it is printed."""
+        return "INVALID" if self.fatal else "WARNING" if self.grave else "note"
 
     @property
     def evidence(self) -> str:
@@ -119,6 +136,25 @@ def before(attacks: Mapping[str, Attack], threat: Threat) -> list[Flag]:
         )
         for label, reach in short.items()
     ]
+
+
+def of_classes(scores: Mapping[str, Score], whole: Score) -> list[Flag]:
+    """The flag of classes of which no image is right, by their accuracies in the worst case and that of all.
+
+    A few images can all be wrong by chance, so a class counts where its interval is below the mean of all.
+    """
+    low = [
+        f"{name} (0 of {score.n})"
+        for name, score in scores.items()
+        if score.right == 0 and score.interval[1] < whole.rate
+    ]
+    if not low:
+        return []
+    named = ", ".join(low[:MOST_CLASSES]) + (
+        f" and {len(low) - MOST_CLASSES} more" * (len(low) > MOST_CLASSES)
+    )
+    text = f"no image is right under attack in class {named}, where {whole.rate:.1%} of all are"
+    return [raised("class-at-zero", text)]
 
 
 def noticeable(count: int, n: int) -> bool:

@@ -89,17 +89,25 @@ def probe(
         logits = lanes.ask(model, x[:POOL], batch_size)
         finite, answers = logits.isfinite().all(1), logits.argmax(1)
         flags = _outputs(logits[finite], int((~finite).sum()))
+        same = bool(finite.any()) and _alike(answers[finite]) and not _alike(y[:POOL])
         which = (finite & (answers == y[:POOL])).nonzero()[:PROBES, 0]
         if not len(which):
-            return flags
+            return flags + (_constant(answers[finite], False) if same else [])
         rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
         right = _Right(model, x[which], y[which], threat, rng, batch_size)
         unsteady = _unsteady(right, eot)
-        if _alike(answers) and not _alike(y[:POOL]) and not _moves(right):
-            text = f"all {len(answers)} images get the same answer, and so do noise, black and white"
-            return [*flags, *unsteady, raised("constant", text)]
+        if same:
+            flags += _constant(answers[finite], everywhere := not _moves(right))
+            if everywhere:  # there is nothing that an attack could change
+                return flags + unsteady
         gradients = _gradients(right, bool(unsteady)) if has_gradients(model, x[:1]) else []
         return flags + unsteady + gradients
+
+
+def _constant(answers: Tensor, everywhere: bool) -> list[Flag]:
+    more = ", and so do noise, black and white" if everywhere else ""
+    text = f"all {len(answers)} images get the same answer, class {int(answers[0])}{more}"
+    return [raised("constant", text)]
 
 
 def _alike(classes: Tensor) -> bool:

@@ -177,6 +177,22 @@ class Report:
         """The accuracy in the worst case over all attacks, taken for each example."""
         return Score(int(self.robust.sum()), self.n, self.reasons)
 
+    @property
+    def classes(self) -> dict[int, Score]:
+        """The accuracy in the worst case of each class that has images."""
+        robust = self.robust
+        masks = {label: self.y == label for label in sorted(set(self.y.tolist()))}
+        return {k: Score(int(robust[mask].sum()), int(mask.sum()), self.reasons) for k, mask in masks.items()}
+
+    @property
+    def worst_class(self) -> tuple[int, Score] | None:
+        """The class with the lowest accuracy in the worst case, and that.
+
+        None where there is one class, or where the result is invalid.
+        """
+        classes = self.classes if self.valid else {}
+        return min(classes.items(), key=lambda item: item[1].rate) if len(classes) > 1 else None
+
     def right_under(self, label: str) -> Tensor:
         """Right under this attack, bool [N]; what an earlier attack had fooled counts as wrong."""
         return self.results[label].survived
@@ -194,7 +210,7 @@ class Report:
         rows = [(f"{self.n} images, {self.threat}", "accuracy", "fooled", "queries", "time"), *self.lines()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"{flag.name}: {flag.message}" for flag in self.flags)])
+        return "\n".join([*lines, *(f"{flag.word}: {flag.name}: {flag.message}" for flag in self.flags)])
 
     def save(self, path: str | Path, *, name: str = "model") -> None:
         """Write the report to a file: .html, .md, .tex, .csv or .json, by its suffix.
@@ -216,11 +232,18 @@ class Report:
             "n": self.n,
             "valid": self.valid,
             "accuracy": {label: score.plain() for label, score in self.scores.items()},
+            **self._worst_class(),
             "attacks": {label: spent(result) for label, result in self.results.items()},
             "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
             "about": dict(self.about),
             **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
+
+    def _worst_class(self) -> dict[str, Any]:
+        if self.worst_class is None:
+            return {}
+        label, score = self.worst_class
+        return {"worst_class": {"label": label, "name": self.named(label), **score.plain()}}
 
     def lines(self) -> list[tuple[str, ...]]:
         """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
@@ -235,6 +258,9 @@ class Report:
             mean = f"{spent.mean():,.0f}" if len(spent) else "-"
             seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
             rows.append((label, text, f"{int(result.fooled.sum())}", mean, seconds))
+        if self.worst_class is not None:
+            number, score = self.worst_class
+            rows.append((f"worst class: {self.named(number)}", str(score), "", "", ""))
         return rows
 
 

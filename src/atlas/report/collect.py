@@ -39,6 +39,12 @@ class Epoch:
     """Whether it was the best so far, and its weights were kept."""
     collapse: bool
     """Whether the watch holds the model for collapsed in this epoch."""
+    constant: bool = False
+    """Whether every validation image got the same answer."""
+    majority: float | None = None
+    """The share of the largest class, of imbalanced ones; what a constant model reaches."""
+    balanced: float | None = None
+    """The mean over the classes of their robust accuracies, of imbalanced ones."""
 
 
 @dataclass(frozen=True)
@@ -240,6 +246,8 @@ def _with_evaluation(run: Run, place: Path, report: Report | None) -> Run:
 def _with_advice(run: Run) -> Run:
     """With what is missing."""
     notes = list(run.notes)
+    if run.best and run.best.constant:
+        notes.insert(0, "constant: its weights give every validation image the same answer")
     if not (run.evaluations or run.settings):
         raise CheckpointError(f"{run.path}: {'; '.join(notes)}")
     if not run.evaluations:
@@ -317,8 +325,9 @@ def _epochs(path: Path) -> tuple[Epoch, ...]:
             number, robust, clean, jacobian = (
                 _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
             )
-            best, collapse = (record.get(key) is True for key in ("best", "collapse"))
-            found.append(Epoch(int(number) + 1, robust, clean, jacobian, best, collapse))
+            marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
+            shares = (record.get(key) for key in ("val_majority", "val_balanced"))
+            found.append(Epoch(int(number) + 1, robust, clean, jacobian, *marks, *shares))
     return tuple(found)
 
 

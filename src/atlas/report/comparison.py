@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from atlas.terminal import duration
 
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""
+WORST_CLASS = "worst class"
 CLEAN, WORST = "clean", "worst case"
 """Columns that come with any attack; the worst case is that of all attacks on a model, image by image."""
 TIED_MEANS = (
@@ -113,10 +114,12 @@ class Comparison:
     def table(self) -> Table:
         """Accuracy with its 95% interval, a row a model."""
         trained = any(entry.run.seconds for entry in self.entries)
+        several = any(entry.report.worst_class for entry in self.entries)
         rows: list[list[Cell | str]] = [
             [
                 entry.name,
                 *(self.cell(entry, label) for label in self.columns),
+                *[_worst_class(entry.report)] * several,
                 *[_training(entry.run)] * trained,
             ]
             for entry in self.entries
@@ -129,7 +132,10 @@ class Comparison:
         unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
         if unmarked:
             notes.append(f"no best is marked where rows cannot be compared: {', '.join(unmarked)}")
-        columns = ["model", *self.columns, *["training"] * trained]
+        for entry in self.entries:
+            flags = [flag for flag in entry.report.flags if flag.grave]
+            notes += [f"{flag.word}: {entry.name}: {flag.name}: {flag.evidence}" for flag in flags]
+        columns = ["model", *self.columns, *[WORST_CLASS] * several, *["training"] * trained]
         return Table.of(self.title, columns, rows, notes=tuple(notes), tied_means=TIED_MEANS)
 
     def differences(self) -> Table | None:
@@ -152,6 +158,14 @@ class Comparison:
 
 def _training(run: Run) -> Cell:
     return Cell(duration(run.seconds), run.seconds) if run.seconds else Cell("")
+
+
+def _worst_class(report: Report) -> Cell:
+    """The class with the lowest accuracy in the worst case, and that."""
+    if report.worst_class is None:
+        return Cell("")
+    label, score = report.worst_class
+    return replace(Cell.of(score), note=report.named(label))
 
 
 def _difference(pair: Paired | None) -> Cell:
@@ -212,5 +226,9 @@ def long_table(runs: Sequence[Run]) -> Table:
                 pair = comparison.to_the_best(entry, label)
                 p_value = Cell.number(pair.p_value, "{:.2g}") if pair else ""
                 rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
+            if entry.report.worst_class is not None:
+                number, score = entry.report.worst_class
+                label = f"{WORST_CLASS}: {entry.report.named(number)}"
+                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), ""])
     columns = ["model", "evaluation", "data", "threat", "attack", "n", "accuracy", "p against the best"]
     return Table.of("Accuracy in percent", columns, rows)

@@ -183,10 +183,10 @@ def _training(runs: Sequence[Run], colours: Mapping[str, int]) -> dict[str, Any]
 
 
 def _flags(run: Run, study: Study | None) -> list[tuple[str, Flag]]:
-    """(where it went up, flag), each once, fatal ones first."""
+    """(where it went up, flag), each once, the gravest first."""
     found = [(folder, flag) for folder, report in run.evaluations.items() for flag in report.flags]
     found += [("report", flag) for flag in (study.flags if study else ())]
     told: dict[tuple[str, bool], tuple[str, Flag]] = {}
     for where, flag in found:
         told.setdefault((flag.message, flag.fatal), (where, flag))
-    return sorted(told.values(), key=lambda item: not item[1].fatal)
+    return sorted(told.values(), key=lambda item: (not item[1].fatal, not item[1].grave))

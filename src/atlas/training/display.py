@@ -20,6 +20,13 @@ from atlas.threat import eps_text
 from atlas.training.log import Record
 
 
+def beside(record: Record) -> str:
+    """What a model with one answer reaches, and the mean over the classes, where classes are imbalanced."""
+    if "val_majority" not in record:
+        return ""
+    return f" (majority {record['val_majority']:.1%}, balanced {record['val_balanced']:.1%})"
+
+
 class Display:
     """Two bars: the whole run (for a guided schedule its longest course) and the work at hand.
 
@@ -56,11 +63,12 @@ class Display:
 
     def epoch(self, record: Record, accuracy: str, seconds: float) -> None:
         """The line that sums up an epoch."""
+        best = " *" if record["best"] else "  "
         self.say(
             f"epoch {record['epoch'] + 1:>3}/{self.epochs}  loss {record['loss']:.3f}  "
             f"eps {eps_text(record['eps'], 3):<5}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
             f"{accuracy.replace('_', ' ')} {record[accuracy]:.1%}  val clean {record['val_clean']:.1%}  "
-            f"val robust {record['val_robust']:.1%}{' *' if record['best'] else '  '}  {seconds:.0f}s"
+            f"val robust {record['val_robust']:.1%}{beside(record)}{best}  {seconds:.0f}s"
         )
 
     def say(self, text: str, style: str | None = None) -> None:

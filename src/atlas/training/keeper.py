@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from atlas.config import Table
 from atlas.errors import CheckpointError, Interrupted, UsageError
+from atlas.training.display import beside
 from atlas.training.folder import RunFolder
 from atlas.training.identity import difference
 from atlas.training.log import Record
@@ -37,7 +38,12 @@ class Result:
 
     def __repr__(self) -> str:
         best = f"best epoch {self.best_epoch + 1} of {len(self.epochs)}"
-        return f"{self.ended}: {best}, validation robust accuracy {self.best_robust:.2%}"
+        return f"{self.ended}: {best}, validation robust accuracy {self.best_robust:.2%}{self.beside}"
+
+    @property
+    def beside(self) -> str:
+        """What belongs beside its accuracy where classes are imbalanced, else nothing."""
+        return beside(_record_of(self.best_epoch, self.epochs))
 
 
 class Keeper:
@@ -54,7 +60,7 @@ class Keeper:
         while trainer.at.ended is None:
             try:
                 trainer.train_epoch(after_step=self.save_if_due)
-                record = trainer.close_epoch(*trainer.validate())
+                record = trainer.close_epoch(trainer.validate())
             except Interrupted:
                 trainer.note_time("interrupted")
                 self.save()
@@ -66,6 +72,11 @@ class Keeper:
             each_epoch(trainer.log.epochs)
         self.export("last")
         trainer.learner.model.load_state_dict(trainer.learner.best)
+        if _record_of(trainer.at.guide.best_epoch, trainer.log.epochs).get("constant"):
+            trainer.display.warn(
+                "WARNING: constant: the weights of the best epoch give every validation image the same "
+                "answer, so their accuracy is the share of one class"
+            )
         return Result(
             model=trainer.learner.model.eval(),
             best_epoch=trainer.at.guide.best_epoch,
@@ -164,3 +175,8 @@ class Keeper:
             if problem is not None:
                 self.export("best")
                 self.trainer.display.say(f"{problem}; exported it again from the saved state")
+
+
+def _record_of(epoch: int, epochs: Sequence[Record]) -> Record:
+    """The record of an epoch; nothing on a rank that was started after it."""
+    return next((record for record in epochs if record["epoch"] == epoch), {})

@@ -20,7 +20,7 @@ from atlas.training.folder import RunFolder
 Record = dict[str, Any]
 CHECKSUM = "crc"
 """The last value of a line of metrics: the CRC-32 of the line without it."""
-RATES = ("train_clean", "train_adv", "val_clean", "val_robust")
+RATES = ("train_clean", "train_adv", "val_clean", "val_robust", "val_majority", "val_balanced")
 
 
 class Log:

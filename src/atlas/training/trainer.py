@@ -32,6 +32,7 @@ from atlas.training.precision import lowered, lowered_model, searched_model
 from atlas.training.progress import Progress
 from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
+from atlas.training.validated import Validated
 
 PROBE_EVERY = 50
 """Batches between two looks at the Jacobian: two passes each, about 1% of the work. The last batch of an
@@ -75,6 +76,8 @@ class Trainer:
         self.at = Progress()
         self.dead = False
         """Whether it was said that the model answers alike whatever it sees."""
+        self.constant = False
+        """Whether every validation image got the same answer after the last epoch."""
         self.began = time.monotonic()
 
     @classmethod
@@ -252,21 +255,23 @@ class Trainer:
 
     # --- the end of an epoch ---
 
-    def validate(self) -> tuple[float, float]:
+    def validate(self) -> Validated:
         """Clean and robust accuracy on validation images, at the full eps and always from the same starts.
 
         Each rank attacks its part of them. One that a signal breaks off says so when the others are done.
         """
-        counts = [0, 0]
+        classes = self.held_out.num_classes
+        counts = [0] * 2 * classes
         where, remedy = f"in validation after epoch {self.at.epoch + 1}", "training.validation.batch_size"
         with suppress(Interrupted), model_errors(where, self.remedy(remedy)):
             counts = self.attack_validation_images()
         self.check_requests()
-        clean, robust = self.ranks.total(counts)
-        return clean / len(self.held_out), robust / len(self.held_out)
+        counts = list(self.ranks.total(counts))
+        sizes = self.held_out.y.bincount(minlength=classes).tolist()
+        return Validated.of(sizes, counts[:classes], counts[classes:])
 
     def attack_validation_images(self) -> list[int]:
-        """How many of this rank's are classified right, clean and under attack."""
+        """How many of this rank's are classified right in each class, clean and then under attack."""
         device, part = self.learner.device, slice(self.ranks.rank, None, self.ranks.size)
         x, y = self.held_out.pixels(part, device), self.held_out.y[part].to(device)
         rng = Rng.lanes(self.training.seed, self.held_out.ids[part].to(device)).fold("validation")
@@ -285,15 +290,22 @@ class Trainer:
             attack, model, x, y, self.threat, rng, batch_size=batch_size, search=search, each_step=each_step
         )
         outcome.checked()
-        return [int(outcome.clean.sum()), int(outcome.robust.sum())]
+        classes = self.held_out.num_classes
+        masks = (outcome.clean.cpu(), outcome.robust.cpu())
+        right = [self.held_out.y[part][mask].bincount(minlength=classes) for mask in masks]
+        return torch.cat(right).tolist()
 
-    def close_epoch(self, clean: float, robust: float) -> Record:
+    def close_epoch(self, validated: Validated) -> Record:
         """Write the epoch down and decide how to go on."""
-        at, epoch = self.at, self.at.epoch
+        at, epoch, clean, robust = self.at, self.at.epoch, validated.clean, validated.robust
         record: Record = {"kind": "epoch", "epoch": epoch, "step": at.step}
         at.batch -= 1  # eps and lr as they were in the last step
         record |= {"eps": self.schedule.ramp(self.now) * self.threat.eps, "lr": self.lr, **at.means()}
         record |= {"jacobian": at.jacobian, "val_clean": clean, "val_robust": robust}
+        if validated.imbalanced:
+            record |= {"val_majority": validated.majority, "val_balanced": validated.balanced}
+        if validated.one_answer is not None:
+            record["constant"] = True
         collapse = at.watch.look(epoch, robust, clean, at.jacobian, len(self.held_out))
         record["best"] = at.guide.update(epoch, robust, self.schedule)
         record["collapse"] = collapse is not None
@@ -301,6 +313,7 @@ class Trainer:
             self.learner.keep_best()
         self.log.add(record)
         self.display.epoch(record, self.accuracy, self.note_time("epoch done"))
+        self.warn_of_one_answer(validated)
         if record["jacobian"] == 0 and not self.dead:
             self.dead = True
             self.display.warn(
@@ -312,6 +325,21 @@ class Trainer:
         if collapse:
             self.handle(collapse)
         return record
+
+    def warn_of_one_answer(self, validated: Validated) -> None:
+        """Once for each time that it begins; a model can recover."""
+        label, before = validated.one_answer, self.constant
+        self.constant = label is not None
+        if label is None or before:
+            return
+        names = self.held_out.class_names
+        name = f"{label} ({names[label]})" if names else str(label)
+        self.display.warn(
+            f"WARNING: constant: after epoch {self.at.epoch + 1} every validation image gets the same "
+            f"answer, class {name}: the accuracy is the share of that class, {validated.clean:.1%}. Try a "
+            "smaller learning rate, let eps grow more slowly (training.schedule.ramp_epochs), or balance the "
+            "classes"
+        )
 
     def note_time(self, event: str) -> float:
         """Write down the seconds since the epoch, or its rest, was begun."""

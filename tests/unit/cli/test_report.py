@@ -35,7 +35,8 @@ def test_tables_go_to_the_output_alone(
 ) -> None:
     assert atlas(monkeypatch, "report", str(run), "--format", "csv") == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert [row["attack"] for row in rows] == ["clean", *runs.ATTACKS, "worst case"]
+    assert [row["attack"] for row in rows] == ["clean", *runs.ATTACKS, "worst case", rows[-1]["attack"]]
+    assert rows[-1]["attack"].startswith("worst class: ")
     assert {row["model"] for row in rows} == {"[red]one"}
     assert atlas(monkeypatch, "report", str(run), "--format", "latex") == 0
     assert capsys.readouterr().out.startswith("\\begin{table")

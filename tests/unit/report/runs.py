@@ -51,12 +51,13 @@ def make_run(folder: Path, images: str, *, seed: int = 0) -> Path:
     table = {
         "data": images,
         "model": "cnn-small",
+        "normalize": True,
         "method": {"name": "adv", "attack": {"name": "fgsm"}},
         "threat": {"name": "linf", "eps": 0.1},
         "training": {
             "seed": seed,
             "batch_size": 20,
-            "optimizer": {"lr": 0.05},
+            "optimizer": {"kind": "adam", "lr": 0.002},
             "schedule": {"epochs": 3, "ramp_epochs": 0},
             "validation": {"size": 40, "attack": {"name": "fgsm"}},
         },
@@ -86,7 +87,7 @@ def make_fit(folder: Path, images: str, **rest: Any) -> nn.Module:
     """A run of two short epochs by `atlas.fit`, whose folder knows neither model nor data."""
     short = Training(
         batch_size=20,
-        optimizer=Optimizer(lr=0.01),
+        optimizer=Optimizer(kind="adam", lr=0.002),
         schedule=Schedule(kind="constant", epochs=2, ramp_epochs=0),
         validation=Validation(size=40, attack=FGSM()),
     )

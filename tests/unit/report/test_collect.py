@@ -249,3 +249,17 @@ def test_an_evaluation_without_an_end_is_an_error_alone_and_a_note_beside_others
         collect([half])
     (found,) = collect([whole, half])
     assert "half has not finished" in found.notes[0]
+
+
+def test_a_run_with_one_answer_or_imbalanced_classes_says_so(run: Path) -> None:
+    """In the records as training writes them; those of a version before have no checksum."""
+    metrics = run / "metrics.jsonl"
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    shares = {"constant": True, "val_majority": 0.96, "val_balanced": 0.1}
+    bare = [{key: value for key, value in record.items() if key != "crc"} for record in records]
+    metrics.write_text("".join(json.dumps(r | (shares if r.get("best") else {})) + "\n" for r in bare))
+    (found,) = collect([run])
+    assert found.notes[0] == "constant: its weights give every validation image the same answer"
+    text = page.render([found], {}, "x")
+    assert "share of the largest class 96.0%, mean over the classes 10.0%" in text
+    assert "one answer for every validation image" in text

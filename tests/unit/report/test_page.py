@@ -151,11 +151,8 @@ def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dic
     assert "The first image of each class that a model gets right, else its first, picked by nobody" in few
     assert "Of 40 images. Rows are true classes" in few
     runs, studies = nasty
-    y = torch.arange(40)
-    wider = {
-        name: replace(s, y=y, logits=torch.eye(40), logits_adv=torch.eye(40).roll(1, 0))
-        for name, s in studies.items()
-    }
+    made = {"y": torch.arange(40), "logits": torch.eye(40), "logits_adv": torch.eye(40).roll(1, 0)}
+    wider = {name: replace(s, **made, shown=torch.arange(10)) for name, s in studies.items()}
     many = page.render(runs, wider, command="x")
     assert "of the first 10 classes to come, picked by nobody" in many
     assert "The commonest errors on 40 images" in many
@@ -184,7 +181,7 @@ def test_a_page_says_how_the_runs_were_trained(nasty: tuple[list[Run], dict[str,
     runs = [replace(run, evaluations={}, architecture=NASTY) for run in nasty[0]]
     seen = Seen(page.render(runs, {}, command="x"))
     assert any(text.startswith("fgsm") and text.endswith("L∞, ε = 0.1") for text in seen.texts)
-    assert "at most 3 epochs, sgd with lr 0.05, guided, batches of 20" in " ".join(seen.texts)
+    assert "at most 3 epochs, adam with lr 0.002, guided, batches of 20" in " ".join(seen.texts)
     (settings, _) = [text for text in seen.texts if text.startswith("{")]
     assert json.loads(settings) == json.loads((runs[0].path / "config.json").read_text())["config"]
     assert any(text.startswith(NASTY) for text in seen.texts)

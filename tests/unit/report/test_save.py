@@ -45,8 +45,9 @@ def test_each_suffix_has_its_format(report: Report, tmp_path: Path) -> None:
     assert "| my &lt;b&gt;net" in (tmp_path / "it.md").read_text()
     assert (tmp_path / "it.tex").read_text().startswith("\\begin{table")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "it.csv").read_text())))
-    assert [row["attack"] for row in rows] == ["clean", "PGD-3", "worst case"]
-    assert float(rows[-1]["accuracy"]) == pytest.approx(100 * report.worst.rate)
+    assert [row["attack"] for row in rows[:-1]] == ["clean", "PGD-3", "worst case"]
+    assert float(rows[-2]["accuracy"]) == pytest.approx(100 * report.worst.rate)
+    assert rows[-1]["attack"].startswith("worst class: ")
     assert json.loads((tmp_path / "it.json").read_text()) == json.loads(json.dumps(report.summary()))
     with pytest.raises(UsageError, match=r"must end in one of \.html, .*got .*it\.pdf"):
         report.save(tmp_path / "it.pdf")
@@ -90,3 +91,19 @@ def test_without_a_folder_there_is_a_page_too(digits: str, tmp_path: Path) -> No
     report = runs.evaluated_by_hand(None, lambda x: x.flatten(1)[:, 300:310], digits)
     report.save(str(tmp_path / "it.html"))
     assert "<img" not in (tmp_path / "it.html").read_text()
+
+
+def test_one_answer_stands_on_the_card_in_the_table_and_among_the_warnings(
+    digits: str, tmp_path: Path
+) -> None:
+    with pytest.warns(UserWarning, match="constant"):
+        report = runs.evaluated_by_hand(None, lambda x: torch.eye(10)[:1] + 0 * x.flatten(1)[:, :1], digits)
+    for suffix in ("html", "md", "tex"):
+        report.save(tmp_path / f"it.{suffix}", name="net")
+    said = "constant: all 80 images get the same answer, class 0"
+    page = (tmp_path / "it.html").read_text()
+    assert f'<p class="grave">{said}' in page.split('id="comparison"')[0]
+    assert '<span class="chip fooled">warning</span> <strong>constant</strong>' in page
+    for table in ("it.md", "it.tex"):
+        assert f"WARNING: net: {said}" in (tmp_path / table).read_text()
+    assert "| worst class |" in (tmp_path / "it.md").read_text()

@@ -26,6 +26,7 @@ from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_
 from atlas.training.folder import RunFolder
 from atlas.training.log import read_metrics, read_times
 from atlas.training.trainer import Trainer
+from atlas.training.validated import Validated
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(
@@ -270,10 +271,10 @@ def collapsing(monkeypatch: pytest.MonkeyPatch, accuracies: list[float]) -> None
     """Let validation tell this story, with a Jacobian that rises as accuracy falls."""
     story = iter(accuracies)
 
-    def validate(self: Trainer) -> tuple[float, float]:
+    def validate(self: Trainer) -> Validated:
         robust = next(story)
         self.at.jacobian = 10 / robust**2
-        return 1.0, robust
+        return Validated([0, 1], [500, 500], [500, 500], [round(500 * robust)] * 2)
 
     monkeypatch.setattr(Trainer, "validate", validate)
 

@@ -1,0 +1,103 @@
+"""Validation class by class: what a model with one answer reaches stands beside its accuracy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atlas.attacks import FGSM
+from atlas.data import Images
+from atlas.methods import Adv
+from atlas.threat import Linf
+from atlas.training import Optimizer, Schedule, Training, Validation
+from atlas.training.fit import fit
+from atlas.training.keeper import Result
+from atlas.training.validated import Validated
+
+
+def test_accuracies_of_classes() -> None:
+    found = Validated.of([90, 0, 10], [90, 0, 5], [81, 0, 0])
+    assert (found.labels, found.sizes) == ([0, 2], [90, 10])
+    assert (found.clean, found.robust) == (0.95, 0.81)
+    assert (found.majority, found.balanced) == (0.9, 0.45)
+    assert found.imbalanced
+    assert found.one_answer is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "imbalanced"), [([59, 41], False), ([61, 39], True), ([19, *[9] * 9], False), ([100], False)]
+)
+def test_a_little_more_of_one_class_is_no_imbalance(sizes: list[int], imbalanced: bool) -> None:
+    assert Validated.of(sizes, sizes, sizes).imbalanced == imbalanced
+
+
+@pytest.mark.parametrize(
+    ("right", "answer"), [([0, 0, 7], 2), ([0, 1, 7], None), ([0, 0, 6], None), ([0, 0, 0], None)]
+)
+def test_one_answer(right: list[int], answer: int | None) -> None:
+    assert Validated.of([5, 5, 7], right, right).one_answer == answer
+    assert Validated.of([7], [7], [7]).one_answer is None
+
+
+class Biased(nn.Module):
+    """Says class 1 whatever it sees, and hardly learns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 2)
+        with torch.no_grad():
+            self.linear.weight.mul_(0.01)
+            self.linear.bias.copy_(torch.tensor([-5.0, 5.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x.flatten(1))  # type: ignore[no-any-return]
+
+
+def trained(model: nn.Module, rare: int, folder: Path | None = None, *, progress: bool = False) -> Result:
+    x = torch.rand(100, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    y = (torch.arange(100) >= rare).long()
+    x = (0.2 * x + 0.7 * y[:, None, None, None]).clamp(0, 1)
+    images = Images(x, y, 2, class_names=("scratch", "fine"))
+    training = Training(
+        batch_size=20,
+        optimizer=Optimizer(lr=0.5 if not isinstance(model, Biased) else 1e-6),
+        schedule=Schedule(kind="constant", epochs=2, ramp_epochs=0),
+        validation=Validation(size=50, attack=FGSM()),
+    )
+    known = {"threat": Linf(0.05), "training": training, "folder": folder, "progress": progress}
+    return fit(model, images, Adv(attack=FGSM()), **known)
+
+
+def test_one_answer_to_imbalanced_classes_cannot_be_missed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = trained(Biased(), 10, tmp_path, progress=True)
+    share = result.best_robust
+    assert 0.8 < share < 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"val robust {share:.1%} (majority {share:.1%}, balanced 50.0%)" in said
+    assert said.count("WARNING: constant: after epoch 1 every validation image gets the same answer") == 1
+    assert f"class 1 (fine): the accuracy is the share of that class, {share:.1%}" in said
+    assert said.count("WARNING: constant: the weights of the best epoch") == 1
+    assert repr(result).endswith(f"{share:.2%} (majority {share:.1%}, balanced 50.0%)")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    (first, second) = [line for line in lines if line["kind"] == "epoch"]
+    assert first["constant"]
+    assert second["val_majority"] == share
+    assert second["val_balanced"] == 0.5
+
+
+def test_where_nothing_is_shown_it_is_a_warning_of_pythons() -> None:
+    with pytest.warns(UserWarning, match="WARNING: constant"):
+        trained(Biased(), 10)
+
+
+def test_balanced_classes_and_a_model_that_learns_have_neither(capsys: pytest.CaptureFixture[str]) -> None:
+    result = trained(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), 50, progress=True)
+    assert result.best_robust > 0.9
+    assert not {"val_majority", "val_balanced", "constant"} & result.epochs[-1].keys()
+    assert "majority" not in capsys.readouterr().err
