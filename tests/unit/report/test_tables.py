@@ -16,8 +16,8 @@ from atlas.errors import UsageError
 from atlas.evaluation import Score
 from atlas.report import escape
 from atlas.report.tables import Cell, Table
-from atlas.report.words import radius
 from atlas.terminal import one_line
+from atlas.threat import eps_text
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -179,4 +179,4 @@ def test_latex_sets_a_minus_and_leaves_names_alone() -> None:
     [(0.3, "0.3"), (8 / 255, "8/255"), (0.2, "0.2"), (2.0, "2"), (1 / 3, "85/255"), (0.0, "0")],
 )
 def test_a_radius_is_said_in_the_shorter_way(eps: float, words: str) -> None:
-    assert radius(eps) == words
+    assert eps_text(eps) == words
