@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
 from atlas.cli.console import Root, console, say
+from atlas.disk import write_atomic
 from atlas.errors import Interrupted, UsageError, choose
 from atlas.reproduce.artefacts import ARTEFACTS
-from atlas.reproduce.cost import Costs
+from atlas.reproduce.comparison import NO_RESULT
+from atlas.reproduce.cost import STORED, measured, stored
 from atlas.reproduce.findings import Findings, gather
 from atlas.reproduce.lab import Lab
 from atlas.reproduce.order import Order
@@ -55,6 +58,9 @@ def reproduce(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The artefact's folder; default: in workspace.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List all artefacts and what they cost.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="With --list: estimate the costs on this machine; 20 seconds.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the runs, how far each is, and what is left.")
     ] = False,
@@ -72,7 +78,7 @@ def reproduce(
 ) -> None:
     """Reproduce a table or a figure of the paper, next to the paper's own numbers.
 
-    - `atlas reproduce --list` : all of them, with their cost on this machine
+    - `atlas reproduce --list` : all of them, with what they cost on two cores
     - `atlas reproduce table1-mnist --scale smoke` : does it all work? Seconds
     - `atlas reproduce table1-mnist --rows adv-1,atlas-1 --runs runs` : two rows, from runs that are there
     - `atlas reproduce table1-mnist --network cnn --precision auto` : the larger network, faster
@@ -81,10 +87,15 @@ def reproduce(
     Finished runs and evaluations are found by what they are of, and not repeated. Interrupted or killed, the
     same command goes on where it was.
     """
+    if show_list and not measure:
+        _list(stored())
+        return
     place = Workspace(workspace, tuple(runs or ()))
     probe = Probe(workspace / "probe.json", device, say)
     if show_list:
-        _list(place, probe)
+        costs = measured(ARTEFACTS.values(), probe, place.data)
+        write_atomic(workspace / STORED, (json.dumps(costs, indent=1) + "\n").encode())
+        _list(costs)
         return
     if artefact is None:
         raise UsageError("ARTEFACT is missing: a table or figure of the paper; --list shows all")
@@ -136,6 +147,8 @@ def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
         _print_summaries(findings, folder)
     for path in paths:
         say(f"  {path}")
+    if order.scale == "smoke":
+        say(NO_RESULT)
     if findings.missing:
         say(f"missing: {'; '.join(findings.missing)}")
         say(f"to go on: {findings.go_on.command} {options}".rstrip())
@@ -170,17 +183,19 @@ def _print_summaries(findings: Findings, folder: Path) -> None:
             say(note)
 
 
-def _list(place: Workspace, probe: Probe) -> None:
-    """All artefacts, with the hours of each scale from nothing, and one seed."""
-    table = Table("artefact", "of", "what", *SCALES, box=None, pad_edge=False)
+def _list(costs: Mapping[str, Any]) -> None:
+    """All artefacts, with the time that each takes at each scale from nothing and for one seed."""
+    table = Table("artefact", "of", *SCALES, box=None, pad_edge=False)
     for artefact in ARTEFACTS.values():
-        costs = [Costs(Order(artefact, scale, place.data), probe).whole() for scale in SCALES]
-        table.add_row(artefact.name, artefact.of, artefact.about, *(_hours(cost) for cost in costs))
+        seconds = costs["seconds"][artefact.name]
+        table.add_row(artefact.name, artefact.of, *(_hours(seconds[scale]) for scale in SCALES))
     console.print(table)
+    where = "{cores} cores of {cpu} ({device})".format(**costs["machine"])
     say(
-        f"The last columns are hours on this machine at each scale, from nothing and for one seed, {SHARED}: "
-        f"estimates, from the times of single steps ({probe.path}). Artefacts share runs: all cost less than "
-        "their sum."
+        f"paper, cpu and smoke are scales: the estimated time of each on {where}, from nothing and for one "
+        f"seed, {SHARED}. Artefacts share runs, so all together take less than the sum. --measure estimates "
+        "it for this machine.\n"
+        "Next: atlas reproduce table1-mnist --scale smoke (seconds; its numbers are no result)"
     )
 
 

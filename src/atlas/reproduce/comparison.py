@@ -17,6 +17,7 @@ from atlas.reproduce.verdicts import Subject
 
 TableRow = list[Cell | str]
 NOTHING = "-"
+NO_RESULT = "Scale smoke only shows that everything runs: its numbers are no result."
 """A cell of which there is nothing to say."""
 LIST_HEADS = (
     *("row", "data", "network", "column", "paper", "ours", "difference"),
@@ -100,6 +101,8 @@ def trained_with(findings: Findings) -> Iterator[str]:
 def notes(findings: Findings) -> Iterator[str]:
     """How the table was made, and what it lacks."""
     order = findings.order
+    if order.scale == "smoke":
+        yield NO_RESULT
     yield from trained_with(findings)
     if order.seeds > 1:
         ours = f"the mean of {order.seeds} seeds, with a 95% interval for other seeds and other images"

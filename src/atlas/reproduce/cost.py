@@ -1,21 +1,26 @@
-"""What an artefact costs on this machine, estimated from a probe."""
+"""What an artefact costs: as measured once for all of them, or estimated for this machine from a probe."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from atlas.attacks import Attack, Transfer
 from atlas.evaluation.plan import build_attack
+from atlas.machine import machine
 from atlas.report.comparison import CLEAN
 from atlas.reproduce import paper
-from atlas.reproduce.artefact import Row
+from atlas.reproduce.artefact import Artefact, Row
 from atlas.reproduce.columns import Column
 from atlas.reproduce.order import Order, Run
 from atlas.reproduce.probe import Probe
-from atlas.reproduce.scales import SMOKE_TEST, SMOKE_TRAIN, TASKS
+from atlas.reproduce.scales import SCALES, SMOKE_TEST, SMOKE_TRAIN, TASKS
 from atlas.training import RunConfig
 
 CIFAR_SIZE = (50_000, 10_000)
@@ -25,6 +30,23 @@ A_RUN, AN_EVALUATION = 0.7, 0.2
 """Seconds that they take of themselves: all that they take at scale smoke."""
 HALF = 50.0
 """The robust accuracy that is assumed where the paper gives none, in %."""
+
+STORED = "costs.json"
+"""Seconds of every artefact at every scale, measured on one machine: what `atlas reproduce --list` shows."""
+
+
+def stored() -> dict[str, Any]:
+    """The costs that come with the package: "machine", and "seconds" by artefact and scale."""
+    return dict(json.loads((resources.files("atlas.reproduce") / STORED).read_text("utf-8")))
+
+
+def measured(artefacts: Iterable[Artefact], probe: Probe, smoke_data: Path) -> dict[str, Any]:
+    """The same for this machine, from the times of single steps."""
+    seconds = {
+        artefact.name: {s: round(Costs(Order(artefact, s, smoke_data), probe).whole(), 1) for s in SCALES}
+        for artefact in artefacts
+    }
+    return {"machine": machine(probe.device or "cpu"), "seconds": seconds}
 
 
 @dataclass(frozen=True)

@@ -63,18 +63,33 @@ class Constant(Probe):
 
 
 def test_the_list_names_every_artefact_with_its_cost(
-    atlas: Atlas, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    atlas: Atlas, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """At once: nothing is measured, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("atlas.cli.reproduce.Probe", None)
+    monkeypatch.setattr("atlas.cli.console.console.width", 80)
+    assert atlas("reproduce", "--list") == 0
+    check_list(capsys.readouterr().out)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_costs_are_measured_when_asked_for(
+    atlas: Atlas, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("atlas.cli.reproduce.Probe", Constant)
-    monkeypatch.setattr("atlas.cli.console.console.width", 200)
-    assert atlas("reproduce", "--list") == 0
-    text = capsys.readouterr().out
+    assert atlas("reproduce", "--list", "--measure", "--workspace", tmp_path) == 0
+    check_list(capsys.readouterr().out)
+    assert json.loads((tmp_path / "costs.json").read_text())["seconds"]["collapse"]["cpu"] > 0
+
+
+def check_list(text: str) -> None:
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     assert set(ARTEFACTS) <= set(lines)
     for name, artefact in ARTEFACTS.items():
         assert artefact.of in lines[name]
         assert lines[name].count(" h") + lines[name].count(" s") >= 3
-    assert "estimates" in text
+    assert "estimated" in text
 
 
 def test_an_outlook_tells_finished_from_not_begun(
@@ -127,6 +142,7 @@ def test_several_seeds(smoke: Smoke, workspace: Path) -> None:
         assert cell["ours"] == pytest.approx(50 * sum(seed["rate"] for seed in cell["seeds"]))
         assert len({seed["config_hash"] for seed in cell["seeds"]}) == 2
     page = (workspace / "results/jac-sweep-smoke-2-seeds/jac-sweep.md").read_text()
+    assert "its numbers are no result" in page
     assert "the mean of 2 seeds" in page
     assert "not asked for" in page, "CIFAR-100 has no second seed"
     assert page.rstrip().endswith("--runs: atlas reproduce jac-sweep --scale smoke --seeds 2")
