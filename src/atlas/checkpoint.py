@@ -39,7 +39,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The tensors and the table of a file by `save_tensors`, verified."""
     try:
-        with safe_open(path, framework="pt") as file:
+        # safetensors reports every file that it cannot open as missing, whatever the reason.
+        with path.open("rb"), safe_open(path, framework="pt") as file:
             label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
             # Copies, because the file may be replaced while they are in use.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

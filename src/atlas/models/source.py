@@ -15,7 +15,7 @@ from types import FunctionType, ModuleType
 import torch
 from torch import Tensor, nn
 
-from atlas.errors import UsageError
+from atlas.errors import CheckpointError, UsageError
 from atlas.models import build
 from atlas.models.code import own_code
 from atlas.models.exported import load_exported
@@ -72,6 +72,12 @@ def load(
 def _check(what: str | Path, path: Path, kind: str, name: str | None) -> None:
     if kind in FILES and not path.is_file():
         raise UsageError(f"there is no file {what}; expected {KINDS}")
+    if kind in FILES:
+        try:
+            with path.open("rb"):  # libraries report a file that they may not read as missing or damaged
+                pass
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if kind not in FILES and ":" not in str(what):
         raise UsageError(f"{what} is not a model; expected a run's folder, {KINDS}")
     if kind in SUFFIXES and name is None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib
 import linecache
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import CheckpointError, UsageError
 from atlas.models import build
 from atlas.models.source import fingerprint, load, of_module
@@ -180,6 +184,29 @@ def test_a_fingerprint_is_of_the_code_that_a_layer_takes_from_elsewhere(
 def test_what_is_no_model_is_told_what_would_be(what: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         load(what)
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.pth", "a.pt2", "a.onnx", "ours.safetensors"])
+def test_a_file_that_may_not_be_read_is_not_called_missing_or_damaged(name: str) -> None:
+    with TemporaryDirectory() as folder:  # which pytest's own would hide from other users
+        path = Path(folder, name)
+        save_tensors(path, {"a": torch.ones(2)}, {})
+        path.chmod(0)
+        model = "cnn-small" if name in ("a.safetensors", "a.pth") else None
+        Path(folder).chmod(0o755)
+        with pytest.raises(CheckpointError, match=r"cannot be read.*Permission denied") as error:
+            as_a_user(lambda: load_tensors(path) if "ours" in name else load(path, name=model))
+        assert "damaged" not in str(error.value)
+
+
+def as_a_user(act: Callable[[], object]) -> None:
+    """Without the rights of root, who may read everything."""
+    before = os.geteuid()
+    os.seteuid(before or 65534)
+    try:
+        act()
+    finally:
+        os.seteuid(before)
 
 
 def test_weights_that_do_not_say_whose_they_are_or_do_not_fit(tmp_path: Path) -> None:
