@@ -610,9 +610,9 @@ def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -
     ("model", "words"),
     [
         (nn.Sequential(nn.Flatten(), nn.Linear(35, 2)), "fails on images of shape"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), r"makes \[2, 1\]"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), r"returns \[2, 1\]"),
         (nn.Flatten(), "no weights"),
-        (nn.Linear(6, 2), r"makes \[2, 1, 6, 2\]"),
+        (nn.Linear(6, 2), r"returns \[2, 1, 6, 2\]"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
