@@ -6,9 +6,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 PEERS := $(PIP) --no-deps --only-binary :all:
 WORKERS ?= 2
 SYSTEM := postgresql chromium
+SHORT := --model cnn-small --method adv-1 --method atlas-1 --repeats 3
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
-.PHONY: help demo test test-slow audit lint format clean
+.PHONY: help demo bench test test-slow audit lint format clean
 
 help: ## what can be made (this text)
 	@echo "ATLAS: make TARGET. The first target that needs it sets up $(VENV); later ones install nothing."
@@ -19,6 +20,15 @@ help: ## what can be made (this text)
 
 demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, write a report
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/atlas demo
+
+bench: $(VENV)/.dev ## a short version of every benchmark, in about two minutes
+	$(BIN)/python -m benchmarks step $(SHORT)
+	$(BIN)/python -m benchmarks peers $(SHORT)
+	$(BIN)/python -m benchmarks attack --weights results/mnist/quick-atlas-1 --data mnist-mini --n 32 --budget 0.02 \
+	  --attack pgd --attack autoattack --repeats 1
+	$(BIN)/python -m benchmarks scale $(SHORT)
+	$(BIN)/python -m benchmarks growth --model cnn-small --batch 16 --batch 64 --width wrn-10-1 --repeats 1
+	$(BIN)/python -m benchmarks time demo-adv-1 demo-atlas-1 --set training.schedule.epochs=1 --out runs/bench
 
 test: lint ## everything that has to hold: style, types, all tests but the slow ones
 	@scripts/system_packages.sh $(SYSTEM)
@@ -43,7 +53,7 @@ format: $(VENV)/.dev ## put the style right
 
 clean: ## remove what make and the tests wrote; runs/ stays
 	rm -rf $(VENV) $(VENV)-audit build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src benchmarks scripts tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp is written last, so an interrupted install starts again.
 $(VENV)/.created:

@@ -1,6 +1,6 @@
 """Keep what `atlas reproduce` wrote: tables, figure, the small files of the runs, and the table on a page.
 
-python scripts/artefact_results.py runs/reproduce/results/table1-mnist-cpu docs/mnist.md table1
+python -m scripts.artefact_results runs/reproduce/results/table1-mnist-cpu docs/mnist.md table1
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from atlas.bench.report import markers_of, put_between_markers
+from benchmarks.tables import markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 KEPT = (".csv", ".json", ".md", ".svg", ".tex")

@@ -1,7 +1,7 @@
 """Keep evaluations, and set AutoAttack on a published model beside the original in docs/evaluation.md.
 
-python scripts/evaluation_results.py keep EVALUATION NAME    # its small files to results/evaluation/NAME
-python scripts/evaluation_results.py table                   # the table into docs/evaluation.md
+python -m scripts.evaluation_results keep EVALUATION NAME    # its small files to results/evaluation/NAME
+python -m scripts.evaluation_results table                   # the table into docs/evaluation.md
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation.load import load_report
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 KEPT, PAGE = ROOT / "results" / "evaluation", ROOT / "docs" / "evaluation.md"

@@ -1,14 +1,13 @@
 """What each way of making a training step faster pays by itself: the time without it over the time with it.
 
-python scripts/levers.py measure [REPEATS]     # writes results/levers.json
-python scripts/levers.py write                 # puts the table into docs/speed.md
+python -m scripts.levers measure [REPEATS]     # writes results/levers.json
+python -m scripts.levers write                 # puts the table into docs/speed.md
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,16 +18,15 @@ from torch.func import functional_call, vjp
 
 from atlas import models
 from atlas.attacks import frozen
-from atlas.bench.cases import case
-from atlas.bench.passes import ALPHA, kl
-from atlas.bench.report import facts, grid, markers_of, over, put_between_markers, ratio
-from atlas.bench.step import CLASSES, THREAT, random_batch, trainer
 from atlas.cli.process import keep_memory
 from atlas.data import AUGMENTS
-from atlas.disk import write_atomic
 from atlas.machine import machine
 from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
+from benchmarks.equations import ALPHA, case, kl
+from benchmarks.step import CLASSES, THREAT, random_batch, trainer
+from benchmarks.tables import facts, grid, markers_of, over, put_between_markers, ratio, save
+from benchmarks.timing import interleave, timed
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "levers.json", ROOT / "docs" / "speed.md"
@@ -199,18 +197,12 @@ def measure(repeats: int) -> None:
     found = []
     for name in NETWORKS:
         for lever, without, with_it in Network(name).levers():
-            without(), with_it()  # fills caches, and compiles
-            seconds: tuple[list[float], list[float]] = ([], [])
-            for repeat in range(repeats):
-                pair = [(without, seconds[0]), (with_it, seconds[1])]
-                for work, taken in pair if repeat % 2 else reversed(pair):
-                    began = time.perf_counter()
-                    work()
-                    taken.append(time.perf_counter() - began)
-            pays = over(*seconds)
+            pair = [timed("without", without), timed("with", with_it)]
+            interleave({lever: pair}, repeats, name, warm_up=1)  # which fills caches, and compiles
+            pays = over(*(each.seconds for each in pair))
             print(f"{name}: {lever}: {ratio(pays)}", flush=True)
             found.append({"network": name, "lever": lever, "without_over_with": pays})
-    write_atomic(RESULTS, (json.dumps(about | {"levers": found}, indent=1) + "\n").encode())
+    save(about | {"levers": found}, RESULTS)
 
 
 def table() -> str:

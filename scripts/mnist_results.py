@@ -1,8 +1,8 @@
 """Attack MNIST runs and put them into one table; what docs/mnist.md and results/mnist/ are made with.
 
-python scripts/mnist_results.py attack RUN... [--n 1000]    # writes RUN/scores.json
-python scripts/mnist_results.py keep RUN...                 # copies the small files to results/mnist/
-python scripts/mnist_results.py write                       # puts results/mnist/ into docs/mnist.md
+python -m scripts.mnist_results attack RUN... [--n 1000]    # writes RUN/scores.json
+python -m scripts.mnist_results keep RUN...                 # copies the small files to results/mnist/
+python -m scripts.mnist_results write                       # puts results/mnist/ into docs/mnist.md
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from atlas import data
 from atlas.attacks import PGD, Attack
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation import Score, evaluate
-from atlas.report.collect import records
 from atlas.training import load_config, load_model
+from atlas.training.log import read_metrics, read_times
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "mnist", ROOT / "docs" / "mnist.md"
@@ -54,9 +54,9 @@ def keep(run: Path) -> None:
 
 
 def row(run: Path) -> list[str]:
-    epochs = [r for r in records(run / "metrics.jsonl") if r["kind"] == "epoch"]
+    epochs = [r for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "epoch"]
     best = max(epochs, key=lambda r: r["val_robust"])
-    minutes = sum(r.get("seconds", 0) for r in records(run / "timing.jsonl")) / 60
+    minutes = sum(r.get("seconds", 0) for r in read_times(run / "timing.jsonl")) / 60
     scores = {k: Score(**v) for k, v in json.loads((run / "scores.json").read_text()).items()}
     cells = [str(scores[name]) for name in ("clean", *ATTACKS)]
     course = f"{best['val_robust']:.1%} at {best['epoch'] + 1} of {len(epochs)}"

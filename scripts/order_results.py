@@ -1,6 +1,6 @@
 """The order of the methods under AutoAttack, over all tables of results/; the README has it.
 
-python scripts/order_results.py
+python -m scripts.order_results
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation import Report
 from atlas.evaluation.compare import compared
 from atlas.evaluation.load import load_report
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 CNN = "table1-mnist-cpu-cnn-trained-bfloat16-all-attacked-bfloat16"

@@ -1,7 +1,7 @@
 """Does bfloat16 cost accuracy? Three seeds of two methods, with and without, on MNIST, attacked alike.
 
-python scripts/precision.py run [FOLDER]     # trains, attacks, writes results/precision.json; resumable
-python scripts/precision.py write            # puts the table into docs/speed.md
+python -m scripts.precision run [FOLDER]     # trains, attacks, writes results/precision.json; resumable
+python -m scripts.precision write            # puts the table into docs/speed.md
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 from scipy import stats
 
 from atlas import data
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.disk import write_atomic
 from atlas.evaluation import evaluate
 from atlas.reproduce.workspace import commit
 from atlas.training import load_config, load_model
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "precision.json", ROOT / "docs" / "speed.md"

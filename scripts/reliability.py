@@ -2,8 +2,8 @@
 
 python -m pytest -m slow --timeout 7200 --junitxml=SLOW.xml -o junit_logging=system-out tests/f*
 python scripts/soak.py --minutes 120 --json SOAK.json
-python scripts/reliability.py keep SLOW.xml SOAK.json         # writes results/reliability.json
-python scripts/reliability.py write                           # puts the table into docs/reliability.md
+python -m scripts.reliability keep SLOW.xml SOAK.json         # writes results/reliability.json
+python -m scripts.reliability write                           # puts the table into docs/reliability.md
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.disk import write_atomic
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"

@@ -1,7 +1,7 @@
 """With which optimiser, step and schedule Un-T finds most, and in which order Multi-T finds soonest.
 
-python scripts/untargeted_optimizers.py measure MODEL [--n 500]   # a run's folder, or weights of cnn-small
-python scripts/untargeted_optimizers.py write                     # the tables of docs/attacks.md
+python -m scripts.untargeted_optimizers measure MODEL [--n 500]   # a run's folder, or weights of cnn-small
+python -m scripts.untargeted_optimizers write                     # the tables of docs/attacks.md
 
 `measure` attacks MNIST test images and puts what it finds into results/attacks/untargeted-optimizers.json.
 """
@@ -25,13 +25,13 @@ from atlas import data
 from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, lanes
 from atlas.attacks.forms import searched
 from atlas.attacks.margin import MarginState
-from atlas.bench.report import grid, markers_of, put_between_markers
 from atlas.evaluation import Score
 from atlas.models import build
 from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training import load_model
+from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results" / "attacks" / "untargeted-optimizers.json", ROOT / "docs" / "attacks.md"
@@ -105,7 +105,7 @@ def measure(path: Path, n: int) -> None:
     model = searched(load_model(path) if path.is_dir() else published(path), "float32")
     images = data.load("mnist", train=False).subset(slice(n))
     found: dict[str, Any] = {
-        "command": f"python scripts/untargeted_optimizers.py measure {named(path)} --n {n}",
+        "command": f"python -m scripts.untargeted_optimizers measure {named(path)} --n {n}",
         **{"commit": commit(), "seed": SEED, "n": n, "steps": STEPS, "restarts": RESTARTS},
     }
     for kind, points in GRID.items():

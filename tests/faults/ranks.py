@@ -68,9 +68,10 @@ def with_ranks(work: Callable[..., None], patience: float, *arguments: Any) -> N
         work(ranks, *arguments)
 
 
-def command(folder: Path, output: Path, *arguments: str) -> None:
-    """`atlas ARGUMENTS` in this folder, without the seconds that a start of Python takes."""
-    from atlas.cli import main
+def command(folder: Path, output: Path, *arguments: str, main: Callable[[], None] | None = None) -> None:
+    """`atlas ARGUMENTS`, or another `main`, in this folder, without the seconds of starting Python."""
+    if main is None:
+        from atlas.cli import main
 
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.faults import runs
+from benchmarks.command import main
+from tests.faults import ranks, runs
 
 MODEL = """
 import os, socket
@@ -76,12 +78,17 @@ def test_run_folders_and_reports(task: Path) -> None:
     )
 
 
+def measure(folder: Path, output: Path) -> None:
+    words = ["step", "--model", "their_model:small", "--shape", "1x8x8", "--method", "adv-1", "--batch", "4"]
+    words += ["--repeats", "1", "--json", "sweeps/times.json"]
+    ranks.command(folder, output, main=partial(main, words))
+
+
 def test_sweeps_and_measurements(task: Path) -> None:
     runs.finish(
         runs.start(task, "sweep", "task.toml", "--grid", "method.beta=0.2", "--out", "sweeps/one", *SHORT)
     )
-    bench = ("bench", "step", "--model", "their_model:small", "--shape", "1x8x8", "--method", "adv-1")
-    runs.finish(runs.start(task, *bench, "--batch", "4", "--repeats", "1", "--json", "sweeps/times.json"))
+    assert ranks.ended(ranks.start(1, measure, task, task / "said")) == [0], (task / "said").read_text()
     assert (task / "sweeps/times.json").exists()
     assert traces(task / "sweeps") == []
 

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import bench, data, demo, evaluate, init, listing, report, reproduce, sweep, train
+from atlas.cli import data, demo, evaluate, init, listing, report, reproduce, sweep, train
+from atlas.errors import UsageError
 
 app = typer.Typer(
     name="atlas",
@@ -48,4 +49,8 @@ app.command("models")(listing.models)
 app.command("methods")(listing.methods)
 app.command("attacks")(listing.attacks)
 app.add_typer(data.app, name="data")
-app.add_typer(bench.app, name="bench")
+
+
+@app.command("bench", hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
+def _bench(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    raise UsageError("`atlas bench` is now `python -m benchmarks`, in the source repository (docs/speed.md)")

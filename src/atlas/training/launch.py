@@ -27,8 +27,8 @@ KILLED_SECONDS = 10.0
 """How long a killed process may take to end: one that waits for a disk that does not answer may never."""
 
 
-def launch(arguments: Sequence[str], of: int) -> int:
-    """Train by `atlas ARGUMENTS` in `of` ranks; the exit code for all.
+def launch(arguments: Sequence[str], of: int, module: str = "atlas") -> int:
+    """Run `python -m MODULE ARGUMENTS` as `of` ranks; the exit code for all.
 
     This is not torchrun, because torchrun's own exit code is 1 whatever the ranks' are. The rendezvous store
     is in this process, so that no port has to be guessed and the death of a rank does not take it away.
@@ -36,9 +36,10 @@ def launch(arguments: Sequence[str], of: int) -> int:
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": HERE, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(of)}
     common |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": str(of)}
+    command = [sys.executable, "-m", module, *arguments]
     with Workers(of) as workers, caught_signals(workers.kill) as requests:
         for number in range(of):
-            workers.start([*ATLAS, *arguments], {**common, "RANK": str(number), "LOCAL_RANK": str(number)})
+            workers.start(command, {**common, "RANK": str(number), "LOCAL_RANK": str(number)})
         workers.wait(requests, independent=False)
     workers.check(requests)
     return _code(workers, requests)

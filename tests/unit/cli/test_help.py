@@ -20,7 +20,8 @@ def commands(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
     if path and not below:
         yield path
     for name, each in below.items():
-        yield from commands(each, *path, name)
+        if not each.hidden:
+            yield from commands(each, *path, name)
 
 
 ALL = sorted(commands(typer.main.get_command(app)))
@@ -37,3 +38,14 @@ def test_the_words_have_room(
     text = capsys.readouterr().out
     (line,) = (line for line in text.splitlines() if "Show this message and exit." in line)
     assert WIDTH - line.index("Show") >= ROOM
+
+
+@pytest.mark.parametrize("words", [(), ("step", "--model", "cnn"), ("--help",)], ids=" ".join)
+def test_bench_says_where_it_is_now(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert atlas(monkeypatch, "bench", *words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "python -m benchmarks" in line
+    atlas(monkeypatch, "--help")
+    assert "bench" not in capsys.readouterr().out

@@ -1,0 +1,64 @@
+"""`python -m benchmarks growth`: every step is timed beside a busy process and alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks import growth
+from benchmarks.command import main
+from benchmarks.growth import UNITS, blocks
+from benchmarks.tables import markdown, markers_of
+from benchmarks.timing import WARM_UP
+
+
+def test_the_command_measures_prints_draws_and_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[bool] = []
+
+    @contextmanager
+    def busy_process() -> Iterator[Callable[[bool], None]]:
+        yield told.append
+
+    monkeypatch.setattr(growth, "busy_process", busy_process)
+    page, data, figure = tmp_path / "page.md", tmp_path / "times.json", tmp_path / "new" / "growth.svg"
+    begin, end = markers_of("benchmarks growth")
+    page.write_text(f"{begin}\nold\n{end}\n")
+    words = ["growth", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "2", "--batch", "8"]
+    words += ["--width", "wrn-10-1", "--width", "wrn-10-2", "--width-batch", "2", "--repeats", "1"]
+    words += ["--method", "adv-1", "--json", str(data), "--markdown", str(page), "--figure", str(figure)]
+    main(words)
+    report = json.loads(data.read_text())
+    axes = report["axes"]
+    assert [(r["model"], r["batch"]) for r in axes["batch"]] == [("cnn-small", 2), ("cnn-small", 8)]
+    assert [(r["model"], r["batch"]) for r in axes["width"]] == [("wrn-10-1", 2), ("wrn-10-2", 2)]
+    assert axes["batch"][1]["flops"] == 4 * axes["batch"][0]["flops"]
+    assert axes["width"][1]["flops"] > 3 * axes["width"][0]["flops"]
+    assert all(len(r["seconds"][way]) == 1 for r in axes["batch"] for way in ("quiet", "busy"))
+    turns = (WARM_UP + 1) * 4
+    assert (told.count(True), len(told)) == (turns, 4 * turns)
+    assert not any(told[1::2]), "the other process waits after every step"
+    assert page.read_text() == f"{begin}\n{markdown(blocks(report))}\n{end}\n"
+    assert "images per step, cnn-small" in figure.read_text()
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def test_growth_in_proportion_is_a_constant_cost() -> None:
+    for axis, key in (("batch", "batch"), ("width", "flops")):
+        records = [{"ms": [0.0, 5.0 * n, 0.0], key: n * 10**9} for n in (1, 2, 8)]
+        assert len({UNITS[axis][1](record) for record in records}) == 1
+
+
+def test_an_unknown_figure_format_is_refused_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(growth, "measure", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["growth", "--figure", "growth.gif"])
+    assert ended.value.code == 2
+    assert "figure format" in capsys.readouterr().err
