@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -37,7 +38,7 @@ from atlas.disk import part_of, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 
 T = TypeVar("T")
-CONFIG, SUMMARY, PROGRESS = "config.json", "summary.json", "progress.json"
+CONFIG, SUMMARY, PROGRESS, TIMING = "config.json", "summary.json", "progress.json", "timing.jsonl"
 SAME = 1e-3
 """Logits of one model may differ by this share: other batches and other machines round otherwise."""
 TURNED = 0.1
@@ -272,26 +273,33 @@ class EvaluationFolder:
     def note_progress(self, label: str, share: float, robust: int, n: int) -> None:
         """Where the attack under way is, for who watches from another process."""
         part = part_of(self.path / PROGRESS)
-        part.write_text(json.dumps({"label": label, "share": share, "robust": robust, "n": n}))
-        part.replace(self.path / PROGRESS)
+        with suppress(OSError):  # nothing depends on it
+            part.write_text(json.dumps({"label": label, "share": share, "robust": robust, "n": n}))
+            part.replace(self.path / PROGRESS)
 
     def progress(self) -> dict[str, Any] | None:
         try:
             return dict(json.loads((self.path / PROGRESS).read_text()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError):
             return None
 
     def note_time(self, label: str, seconds: float) -> None:
-        with (self.path / "timing.jsonl").open("a") as file:
+        with suppress(OSError), (self.path / TIMING).open("a") as file:  # nothing depends on it
             file.write(json.dumps({"attack": label, "seconds": round(seconds, 3)}) + "\n")
 
     def times(self) -> dict[str, float]:
-        """The seconds of each attack that is over."""
-        path, found = self.path / "timing.jsonl", dict[str, float]()
-        for line in path.read_text().splitlines() if path.exists() else ():
-            with suppress(ValueError, KeyError, TypeError):  # a line that was cut off
+        """The seconds of each attack that is over; whatever cannot be read is skipped."""
+        found = dict[str, float]()
+        try:
+            lines = (self.path / TIMING).read_bytes().splitlines()
+        except OSError:
+            return found
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 row = json.loads(line)
-                found[row["attack"]] = float(row["seconds"])
+                label, seconds = row["attack"], float(row["seconds"])
+                if isinstance(label, str) and 0 <= seconds < math.inf:
+                    found[label] = seconds
         return found
 
     def save_summary(self, summary: Mapping[str, Any]) -> None:

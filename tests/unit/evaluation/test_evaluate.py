@@ -21,6 +21,7 @@ from atlas.errors import Interrupted, LockError, UsageError
 from atlas.evaluation import Shard, course, evaluate, merge
 from atlas.evaluation.compare import compared
 from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.load import load_report
 from atlas.evaluation.results import SKIPPED
 from atlas.rng import Rng
 from atlas.threat import L2, Linf
@@ -247,12 +248,34 @@ def test_images_are_made_when_they_are_first_wanted(images: Images, tmp_path: Pa
     assert len(list(tmp_path.glob("images-*"))) == len(ATTACKS)
 
 
-def test_a_line_of_times_that_was_cut_off_stops_nobody(images: Images, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b'{"attack": "FG',
+        b"\xff\xfe\x80\n",
+        b"\x00" * 50,
+        b'{"attack": "FGSM", "seconds": NaN}\n{"attack": "FGSM", "seconds": -1}\n',
+        b'{"attack": [], "seconds": 1}\n[1]\n3\nnull\n' + b"[" * 100_000,
+        b'{"attack": "FGSM", "seconds": 1' + b"0" * 400 + b"}\n",
+    ],
+    ids=["cut off", "no UTF-8", "zeros", "impossible", "other JSON", "huge"],
+)
+def test_damaged_times_stop_nobody(bad: bytes, images: Images, tmp_path: Path) -> None:
     first = run(images, folder=tmp_path)
-    with (tmp_path / "timing.jsonl").open("a") as file:
-        file.write('{"attack": "FG')
-    (tmp_path / "attack-fgsm.npz").write_bytes(b"")
-    assert columns(run(images, folder=tmp_path)) == columns(first)
+    times = tmp_path / "timing.jsonl"
+    times.write_bytes(times.read_bytes() + bad)
+    (tmp_path / "attack-fgsm.npz").unlink()
+    again = run(images, folder=tmp_path)
+    assert columns(again) == columns(first)
+    assert all(0 <= seconds < 1e6 for seconds in again.seconds.values())
+    assert columns(load_report(tmp_path)) == columns(first)
+
+
+def test_times_that_cannot_be_read_or_written_stop_nobody(images: Images, tmp_path: Path) -> None:
+    (tmp_path / "timing.jsonl").mkdir()
+    first = run(images, folder=tmp_path)
+    assert columns(load_report(tmp_path)) == columns(first)
+    assert [line[-1] for line in load_report(tmp_path).lines()] == ["", "-", "-", ""]
 
 
 def test_shards_of_another_evaluation_are_not_merged(images: Images, tmp_path: Path) -> None:
