@@ -112,6 +112,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(words in str(error) for words in _NO_MEMORY)
 
 
+def is_ctrl_c(error: BaseException) -> bool:
+    """Whether an error is how the command line leaves at a Ctrl-C, and not a model's own `sys.exit`."""
+    return isinstance(error, SystemExit) and error.code == 128 + signal.SIGINT
+
+
 @contextmanager
 def model_errors(where: str, remedy: str) -> Iterator[None]:
     """Turn whatever a model raises in this block into an `OutOfMemoryError` or a `ModelError`.
@@ -124,6 +129,13 @@ def model_errors(where: str, remedy: str) -> Iterator[None]:
         yield
     except AtlasError:
         raise
+    except SystemExit as error:  # which would end the process as if there were a result
+        if is_ctrl_c(error):
+            raise
+        raise ModelError(
+            f"the model called sys.exit({error.code!r}) {where} ({_line_of(error)}). Fix the model and start "
+            "again: what was saved before is intact"
+        ) from error
     except Exception as error:  # a model can raise anything
         first = str(error).partition("\n")[0]
         if is_out_of_memory(error):

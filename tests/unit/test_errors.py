@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 
 import pytest
 
 from atlas import errors
-from atlas.errors import AtlasError, Interrupted, UsageError, choose, unknown
+from atlas.errors import AtlasError, Interrupted, ModelError, UsageError, choose, model_errors, unknown
 
 EXIT_CODES = {
     "AtlasError": 1,
@@ -60,3 +61,15 @@ def test_choose() -> None:
     assert choose("method", "atlas", table) == 2
     with pytest.raises(UsageError, match=r"unknown method 'atlass'.*'atlas'"):
         choose("method", "atlass", table)
+
+
+@pytest.mark.parametrize("code", [0, None, "done"])
+def test_a_model_that_calls_sys_exit_is_an_error(code: object) -> None:
+    with pytest.raises(ModelError, match=r"the model called sys\.exit\(.*\) in epoch 2 \(.*line \d+"):  # noqa: SIM117
+        with model_errors("in epoch 2", ""):
+            sys.exit(code)  # type: ignore[arg-type]
+
+
+def test_ctrl_c_is_not_taken_for_the_model_s_own_exit() -> None:
+    with pytest.raises(SystemExit, match="130"), model_errors("in epoch 2", ""):
+        sys.exit(128 + signal.SIGINT)

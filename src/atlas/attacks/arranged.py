@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks.frozen import Model
+from atlas.errors import is_ctrl_c
 
 WIDE = 32
 """Channels from which on it pays: docs/speed.md has how much, on two networks."""
@@ -51,6 +52,8 @@ def _put(weights: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
 def _answers(model: Model, x: Tensor) -> bool:
     try:
         model(x)
-    except Exception:  # whatever it is, it is told where the model is asked in its own order
+    except (Exception, SystemExit) as error:  # it is told where the model is asked in its own order
+        if is_ctrl_c(error):
+            raise
         return False
     return True

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from atlas.attacks.folded import FoldedConv, slow_convolutions
 from atlas.attacks.frozen import Model
 from atlas.config import integer
-from atlas.errors import UsageError, choose
+from atlas.errors import UsageError, choose, is_out_of_memory
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In which precision an attack may search."""
@@ -34,6 +34,8 @@ def searched(model: Model, dtype: str) -> Model:
     try:
         fast = copy.deepcopy(model).to(kind).eval().requires_grad_(False)
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         raise UsageError(f"the model cannot be copied for {dtype} ({error}): search in float32") from error
     for module in slow_convolutions(fast):
         module.__class__ = FoldedConv
@@ -43,6 +45,8 @@ def searched(model: Model, dtype: str) -> Model:
         try:
             logits: Tensor = fast(x.to(kind, memory_format=torch.channels_last))
         except RuntimeError as error:  # not every operation, or constant of an exported graph, can
+            if is_out_of_memory(error):
+                raise
             raise UsageError(f"the model cannot be asked in {dtype}: {error}; search in float32") from error
         return logits.to(x.dtype)
 

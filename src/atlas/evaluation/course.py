@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,11 @@ from atlas.attacks.lanes import Engine, ask
 from atlas.data import Images
 from atlas.errors import Interrupted
 from atlas.evaluation.display import Display
+from atlas.evaluation.flags import Flag
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import Plan
+from atlas.evaluation.probes import POOL, changed
 from atlas.rng import Rng
 from atlas.signals import Requests
 
@@ -38,6 +40,8 @@ class Subject:
     rng: Rng
     plan: Plan
     batch_size: int
+    first: Tensor | None
+    """Its answers at the start to the first clean images, in whole batches; None where it is random."""
 
     @classmethod
     def of(
@@ -56,7 +60,18 @@ class Subject:
             check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
         logits = ask(heeding(asked, requests), x, batch_size)
-        return cls(asked, search, x, y, logits, rng, plan, batch_size)
+        subject = cls(asked, search, x, y, logits, rng, plan, batch_size, None)
+        first = logits[: max(POOL // batch_size, 1) * batch_size]
+        random = plan.eot > 1 or changed(first, subject.ask_again(len(first)), "at once")
+        return subject if random else replace(subject, first=first)
+
+    def ask_again(self, count: int) -> Tensor:
+        """The model's answers to the first clean images, [count, C]."""
+        return ask(self.model, self.x[:count], self.batch_size)
+
+    def changes(self, since: str) -> list[Flag]:
+        """The flag of a model that does not answer the clean images as it did at the start."""
+        return [] if self.first is None else changed(self.first, self.ask_again(len(self.first)), since)
 
     def under(self, attack: Attack, tried: Tensor) -> Engine:
         """The attack on the images of the mask `tried`."""

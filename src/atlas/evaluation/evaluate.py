@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from atlas.attacks.lanes import ask
 from atlas.config import check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.disk import locked
-from atlas.errors import UsageError
+from atlas.errors import ModelError, UsageError, model_errors
 from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
 from atlas.evaluation.flags import Flag, after, before, of_classes
@@ -166,25 +166,27 @@ class _Work:
     requests: Requests
     seconds: dict[str, float]
     """Of each attack that is over."""
+    changes: list[Flag] = field(default_factory=list)
+    """What has changed in the model since the start."""
 
     def run(self, shard: Shard | None) -> Report:
         task, plan = self.evaluation, self.evaluation.plan
         images = task.data.subset(shard.part) if shard else task.data
-        subject = Subject.of(task.model, images, plan, task.batch_size, self.requests)
-        right = subject.logits.argmax(1).eq(subject.y).cpu()
-        if self.place:
-            self.place.claim(task.about)
-            clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
-            known = self.place.answers(clean, random=plan.eot > 1)
-            if (gradients := _gradients(subject)) is not None:
-                self.place.check_gradients(gradients)
-            for label, attack in plan.attacks.items():
-                if isinstance(attack, Transfer):
-                    self.place.check_surrogates(label, partial(self._surrogates_at, subject.x, attack))
-            subject, right = replace(subject, logits=known["logits"].to(subject.logits)), known["right"]
+        with self._asking("on the clean images"):
+            subject = Subject.of(task.model, images, plan, task.batch_size, self.requests)
+            right = subject.logits.argmax(1).eq(subject.y).cpu()
+            if self.place:
+                self.place.claim(task.about)
+                clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
+                known = self.place.answers(clean, random=plan.eot > 1)
+                self._check_same(subject)
+                subject, right = replace(subject, logits=known["logits"].to(subject.logits)), known["right"]
         flags = [] if shard else self._probed(subject)
         results = self._attacked(subject, images.ids, right)
+        if shard and self.changes:  # a part has no flags of its own
+            raise ModelError(f"the model has changed: {self.changes[0].message}")
         if shard is None:
+            flags += self.changes
             flags += before(plan.attacks, plan.threat)
             flags += after([result.record() for result in results.values()])
         where = (images.class_names, self.place.path if self.place else None)
@@ -195,6 +197,20 @@ class _Work:
         if self.place and shard is None:
             self.place.save_summary(report.summary())
         return report
+
+    def _asking(self, where: str) -> AbstractContextManager[None]:
+        """Errors of the model and of memory, in words."""
+        then = "run the same command again: what was saved before is intact" if self.place else "start again"
+        return model_errors(where, f"Free memory or set a smaller batch_size (--batch-size), then {then}")
+
+    def _check_same(self, subject: Subject) -> None:
+        """Refuse a model with other gradients than that of the folder, and other surrogates."""
+        assert self.place is not None
+        if (gradients := _gradients(subject)) is not None:
+            self.place.check_gradients(gradients)
+        for label, attack in subject.plan.attacks.items():
+            if isinstance(attack, Transfer):
+                self.place.check_surrogates(label, partial(self._surrogates_at, subject.x, attack))
 
     def _surrogates_at(self, x: Tensor, attack: Transfer) -> Tensor:
         """The answers of all its surrogates, side by side: [N, classes]."""
@@ -209,27 +225,32 @@ class _Work:
         """The flags before any attack; what nobody must miss is said at once, because attacks take long."""
         plan = subject.plan
         model = heeding(subject.model, self.requests)
-        flags = probe(
-            model,
-            subject.x,
-            subject.y,
-            plan.threat,
-            rng=subject.rng,
-            eot=plan.eot > 1,
-            batch_size=subject.batch_size,
-        )
+        with self._asking("in the honesty checks"):
+            flags = probe(
+                model,
+                subject.x,
+                subject.y,
+                plan.threat,
+                rng=subject.rng,
+                eot=plan.eot > 1,
+                batch_size=subject.batch_size,
+            )
+        self._warn(flags)
+        return flags
+
+    def _warn(self, flags: Sequence[Flag]) -> None:
         for flag in flags:
             if flag.fatal:
                 self.display.say(f"the result will be invalid: {flag.name}: {flag.message}", style="bold red")
             elif flag.grave:
                 self.display.warn(f"{flag.word}: {flag.name}: {flag.message}")
-        return flags
 
     def _attacked(self, subject: Subject, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:
         results: dict[str, AttackResult] = {}
         tried = torch.ones_like(right)
         for label, attack in subject.plan.attacks.items():
-            results[label] = result = self._result(label, attack, subject, ids, right, tried)
+            with self._asking(f"under {label}"):
+                results[label] = result = self._result(label, attack, subject, ids, right, tried)
             if subject.plan.standing:
                 tried = tried & result.survived
         return results
@@ -265,7 +286,12 @@ class _Work:
         )
         outcome = engine.outcome()
         result = AttackResult.of(*known, columns_of(outcome)).spread(tried)
-        if self.place:
+        if changes := subject.changes(f"after {label}"):
+            self._warn(changes)
+            self.changes.extend(changes)
+            if self.place:  # the verdicts are not of one model: they are not kept
+                self.place.drop_state(label)
+        elif self.place:
             if self.evaluation.save_images:
                 fooled = outcome.attempt.cpu() >= 0
                 self.place.save_images(label, ids[tried][fooled], outcome.x_adv.cpu()[fooled])

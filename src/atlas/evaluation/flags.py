@@ -23,6 +23,8 @@ MEANINGS = {
     "robust accuracy can come out too high; give the model without it",
     "random": "every look at an image gives another answer, and one lucky look is no robustness; attack the "
     "mean over many looks (--eot 30, eot=30), and see that more of them change nothing",
+    "changing": "verdicts of different moments are of different models; does it count its calls, or adapt to "
+    "the images that it is asked?",
     "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
     "verdict belongs to an image; is BatchNorm in training mode?",
     "constant": "the accuracy is the share of one class among the images, and a model that has learned "

@@ -10,7 +10,7 @@ from torch import Tensor
 from atlas.attacks import Model, frozen
 from atlas.data import Images
 from atlas.data.images import check_left_alone, describe
-from atlas.errors import AtlasError, DataError, UsageError
+from atlas.errors import AtlasError, DataError, UsageError, is_out_of_memory
 from atlas.threat import Threat, check_threat
 
 WANTED = "wanted a model from images [B, C, H, W] in [0, 1] to logits [B, classes]"
@@ -49,6 +49,8 @@ def _answer(model: Model, x: Tensor) -> Tensor:
     except AtlasError:
         raise
     except Exception as error:  # a model can raise anything
+        if is_out_of_memory(error):
+            raise
         raise UsageError(
             f"the model failed on images {describe(x)} on {x.device} with {type(error).__name__}: {error}; "
             f"{WANTED}"

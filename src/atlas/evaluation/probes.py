@@ -110,6 +110,17 @@ def _constant(answers: Tensor, everywhere: bool) -> list[Flag]:
     return [raised("constant", text)]
 
 
+def changed(first: Tensor, again: Tensor, since: str) -> list[Flag]:
+    """The flag that a model raises whose outputs [B, C] at the same images are no longer what they were."""
+    spread = (first.amax(1) - first.amin(1)).nan_to_num(posinf=0).mean()
+    moved = (again - first).abs().masked_fill(~(first.isfinite() & again.isfinite()), 0).amax(1)
+    different = (moved > RANDOM * spread) | (first.isfinite() != again.isfinite()).any(1)
+    if not different.any():
+        return []
+    count = f"{int(different.sum())} of {len(first)} clean images"
+    return [raised("changing", f"{since} the outputs at {count} are not those of the start", fatal=True)]
+
+
 def _alike(classes: Tensor) -> bool:
     return bool((classes == classes[0]).all())
 

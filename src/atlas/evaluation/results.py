@@ -18,7 +18,7 @@ from atlas.threat import eps_text
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
-SPOIL_ANSWERS = ("random", "batch-dependent", "non-finite")
+SPOIL_ANSWERS = ("random", "changing", "batch-dependent", "non-finite")
 """Fatal flags that make the clean accuracy meaningless too."""
 COLUMNS = ("attempt", "step", "margin", "queries")
 """What is kept of each attack for each example."""

@@ -11,7 +11,7 @@ from types import ModuleType
 
 from torch import nn
 
-from atlas.errors import UsageError, unknown
+from atlas.errors import UsageError, is_ctrl_c, unknown
 from atlas.models.cnn import Shape
 
 Make = Callable[[int, Shape], nn.Module]
@@ -29,7 +29,9 @@ def own(name: str) -> Make:
         arguments = _accepted(name, factory, {"num_classes": num_classes, "shape": shape})
         try:
             model = factory(**arguments)
-        except Exception as error:  # a user's factory can raise anything
+        except (Exception, SystemExit) as error:  # a user's factory can raise anything
+            if is_ctrl_c(error):
+                raise
             raise UsageError(f"model {name!r} failed with {type(error).__name__}: {error}") from error
         if not isinstance(model, nn.Module):
             raise UsageError(f"model {name!r} made a {type(model).__name__}; wanted {_WANTED}")
@@ -56,7 +58,9 @@ def _import(name: str, path: str) -> ModuleType:
         sys.path.insert(0, folder)  # first, as `python -m` has it, so that the user's own file wins
     try:
         return importlib.import_module(path)
-    except Exception as error:  # a user's module can raise anything while it is imported
+    except (Exception, SystemExit) as error:  # a user's module can raise anything while it is imported
+        if is_ctrl_c(error):
+            raise
         raise UsageError(
             f"model {name!r}: importing {path!r} failed with {type(error).__name__}: {error}; wanted "
             f"module.path:factory, importable from {folder} or installed in this environment"

@@ -24,7 +24,7 @@ from atlas.config import fingerprint, table_of
 from atlas.data import Images, as_images, batches, split
 from atlas.data.images import check_left_alone
 from atlas.disk import locked
-from atlas.errors import DataError, NumericError, UsageError
+from atlas.errors import DataError, NumericError, UsageError, is_ctrl_c
 from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
 from atlas.terminal import duration
@@ -215,8 +215,12 @@ def _try(model: nn.Module, images: Images) -> Tensor:
     try:
         with frozen(model), torch.no_grad():
             logits = model(given := x.clone())
-    except Exception as error:  # a model of one's own can raise anything
-        raise UsageError(f"the model fails on images of shape {images.shape}: {error}") from error
+    except (Exception, SystemExit) as error:  # a custom model can raise anything
+        if is_ctrl_c(error):
+            raise
+        raise UsageError(
+            f"the model fails on images of shape {images.shape}: {type(error).__name__}: {error}"
+        ) from error
     check_left_alone(given, x)
     wanted = f"logits [B, {images.num_classes}], a finite number for each class"
     if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < images.num_classes:

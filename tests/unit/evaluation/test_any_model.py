@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 
 import atlas
 from atlas.attacks import PGD, Square
-from atlas.errors import UsageError
+from atlas.errors import ModelError, OutOfMemoryError, UsageError
+from atlas.evaluation import Shard
 
 X, Y = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 ATTACKS = {"PGD": PGD(steps=4), "Square": Square(queries=5)}
@@ -78,8 +81,9 @@ def test_it_comes_back_as_it_was_and_was_heard() -> None:
 def test_it_comes_back_as_it_was_after_it_failed(fails_at: int, tmp_path: Path) -> None:
     net = Net(fails_at)
     before = as_it_is(net)
-    with pytest.raises((KeyError, UsageError), match="the model's own"):
+    with pytest.raises((ModelError, UsageError), match="the model's own") as caught:
         evaluated(net, tmp_path)
+    assert isinstance(caught.value.__cause__, KeyError)
     assert as_it_is(net) == before
     assert (tmp_path / "lock").read_bytes() == b""
     whole = evaluated(Net()).summary()
@@ -117,3 +121,150 @@ def test_the_default_device_changes_nothing(tmp_path: Path) -> None:
     with torch.device("meta"):
         found = atlas.evaluate(model, images, atlas.Linf(0.1), folder=tmp_path, progress=False)
     assert found.summary() == expected.summary()
+
+
+@pytest.fixture(scope="module")
+def begins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """With which of its passes the model comes to each part of an evaluation in a folder."""
+    module, net, found = sys.modules["atlas.evaluation.evaluate"], Net(), {"on the clean images": 4}
+
+    def noted(name: str, place: str | None = None) -> Any:
+        real = getattr(module, name)
+
+        def run(*arguments: Any, **options: Any) -> Any:
+            found[place or f"under {arguments[0]}"] = net.passes + 1
+            return real(*arguments, **options)
+
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "probe", noted("probe", "in the honesty checks"))
+        patch.setattr(module, "finish", noted("finish"))
+        evaluated(net, tmp_path_factory.mktemp("passes"))
+    return found
+
+
+each_place = pytest.mark.parametrize(
+    "where", ["on the clean images", "in the honesty checks", "under PGD", "under Square"]
+)
+
+
+@each_place
+def test_a_model_that_raises_is_named_with_the_place_and_the_line(
+    where: str, begins: dict[str, int], tmp_path: Path
+) -> None:
+    told = rf"the model raised KeyError {where}: .*test_any_model\.py, line \d+, in forward"
+    with pytest.raises(ModelError, match=told) as caught:
+        evaluated(Net(begins[where] + 1), tmp_path)
+    assert caught.value.exit_code == 11
+
+
+class Ends(Net):
+    """Ends the process at one of its passes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.passes + 1 == self.fails_at:
+            self.fails_at = 0
+            self.end()
+        return super().forward(x)
+
+    def end(self) -> None:
+        sys.exit(0)
+
+
+class Grows(Ends):
+    """Asks for more memory than any machine has."""
+
+    def end(self) -> None:
+        torch.empty(2**55)
+
+
+@each_place
+def test_out_of_memory_is_said_with_what_to_do_and_the_evaluation_resumes(
+    where: str, begins: dict[str, int], tmp_path: Path
+) -> None:
+    net = Grows(begins[where] + 1)
+    told = rf"out of memory {where}: .*smaller batch_size \(--batch-size\), then run the same command again"
+    with pytest.raises(OutOfMemoryError, match=told) as caught:
+        evaluated(net, tmp_path)
+    assert caught.value.exit_code == 10
+    assert evaluated(net, tmp_path).robust.tolist() == evaluated(Net()).robust.tolist()
+
+
+def test_out_of_memory_at_the_first_pass_is_no_wrong_model() -> None:
+    with pytest.raises(OutOfMemoryError, match=r"on the clean images: .*\(--batch-size\), then start again"):
+        evaluated(Grows(1))
+
+
+def test_out_of_memory_while_searching_in_bfloat16_is_no_fault_of_bfloat16() -> None:
+    class Lower(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype == torch.bfloat16:
+                torch.empty(2**55)
+            return super().forward(x)
+
+    options: Any = {"attacks": ATTACKS, "attack_dtype": "bfloat16", "progress": False}
+    with pytest.raises(OutOfMemoryError, match="out of memory under PGD"):
+        atlas.evaluate(Lower(), (X, Y), atlas.Linf(0.1), **options)
+
+
+@each_place
+def test_a_model_that_ends_the_process_ends_the_evaluation_with_an_error(
+    where: str, begins: dict[str, int], tmp_path: Path
+) -> None:
+    told = rf"the model called sys.exit\(0\) {where} \(.*test_any_model.py, line \d+, in end\)"
+    with pytest.raises(ModelError, match=told) as caught:
+        evaluated(Ends(begins[where] + 1), tmp_path)
+    assert caught.value.exit_code == 11
+
+
+class Changes(Net):
+    """Answers otherwise after so many passes."""
+
+    def __init__(self, after: float = float("inf")) -> None:
+        super().__init__()
+        self.after = after
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = super().forward(x)
+        return logits.roll(1, 1) if self.passes > self.after else logits
+
+
+@pytest.mark.parametrize("where", ["in the honesty checks", "under PGD", "under Square"])
+def test_a_model_that_changes_its_answers_is_flagged_and_its_verdicts_are_not_kept(
+    where: str, begins: dict[str, int], tmp_path: Path
+) -> None:
+    report = evaluated(Changes(begins[where] + 2), tmp_path)
+    flag = next(flag for flag in report.flags if flag.name == "changing")
+    assert flag.fatal
+    assert not report.valid
+    assert "changing" in report.clean.reasons
+    assert re.match(
+        r"after (PGD|Square) the outputs at \d+ of 12 clean images are not those of the", flag.message
+    )
+    assert (tmp_path / "attack-pgd.npz").exists() == (where == "under Square")
+    assert not (tmp_path / "attack-square.npz").exists()
+    assert not list(tmp_path.glob("state-*"))
+    again = evaluated(Changes(), tmp_path)  # which does not change
+    assert again.valid
+    assert again.robust.tolist() == evaluated(Net()).robust.tolist()
+
+
+def test_a_part_of_an_evaluation_of_a_model_that_changes_is_no_part(
+    begins: dict[str, int], tmp_path: Path
+) -> None:
+    options: Any = {"attacks": ATTACKS, "folder": tmp_path, "progress": False, "shard": Shard(0, 2)}
+    with pytest.raises(ModelError, match="the model has changed: after PGD"):
+        atlas.evaluate(Changes(begins["in the honesty checks"] + 1), (X, Y), atlas.Linf(0.1), **options)
+
+
+def test_a_random_model_is_not_called_changing() -> None:
+    steady = Net().eval()
+
+    def shaky(x: Tensor) -> Tensor:
+        logits: Tensor = steady(x)
+        return logits + 0.1 * torch.randn_like(logits)
+
+    report = atlas.evaluate(shaky, (X, Y), atlas.Linf(0.1), attacks=ATTACKS, progress=False)
+    assert "changing" not in [flag.name for flag in report.flags]
+    assert "random" in report.reasons

@@ -115,3 +115,10 @@ def test_an_error_inside_the_factory_is_named_and_kept() -> None:
     with pytest.raises(UsageError, match="TypeError: mine") as caught:
         build("mine_pkg.nets:broken")
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("text", ["import sys; sys.exit(0)", "def net():\n    raise SystemExit"])
+def test_a_module_or_factory_that_ends_the_process_is_an_error(text: str, folder: Path) -> None:
+    (folder / "mine_ending.py").write_text(text)
+    with pytest.raises(UsageError, match="failed with SystemExit"):
+        build("mine_ending:net")

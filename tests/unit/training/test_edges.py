@@ -395,3 +395,20 @@ def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None
     with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\); choose a new or an empty one"):
         trained(net(), *images(), folder=tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"thesis.tex"}
+
+
+@pytest.mark.parametrize("left", [1, 4])
+def test_a_model_that_ends_the_process_ends_training_with_an_error(left: int) -> None:
+    class Ends(nn.Sequential):
+        left = -1
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.left -= 1
+            if self.left == 0:
+                raise SystemExit(0)
+            return super().forward(x)  # type: ignore[no-any-return]
+
+    model = Ends(*net())
+    model.left = left
+    with pytest.raises(ModelError if left > 1 else UsageError):
+        trained(model, *images())
