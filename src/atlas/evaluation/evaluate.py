@@ -194,7 +194,7 @@ class _Work:
         if report.valid and shard is None:
             scores = {report.named(label): score for label, score in report.classes.items()}
             report = replace(report, flags=[*flags, *of_classes(scores, report.worst)])
-        if self.place and shard is None:
+        if self.place and shard is None and not self.changes:  # not without verdicts, which were not kept
             self.place.save_summary(report.summary())
         return report
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 import atlas
 from atlas.attacks import PGD, Square
-from atlas.errors import ModelError, OutOfMemoryError, UsageError
+from atlas.errors import CheckpointError, ModelError, OutOfMemoryError, UsageError
 from atlas.evaluation import Shard
+from atlas.evaluation.load import load_report
 
 X, Y = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 ATTACKS = {"PGD": PGD(steps=4), "Square": Square(queries=5)}
@@ -245,6 +246,8 @@ def test_a_model_that_changes_its_answers_is_flagged_and_its_verdicts_are_not_ke
     assert (tmp_path / "attack-pgd.npz").exists() == (where == "under Square")
     assert not (tmp_path / "attack-square.npz").exists()
     assert not list(tmp_path.glob("state-*"))
+    with pytest.raises(CheckpointError, match="holds no finished evaluation"):
+        load_report(tmp_path)
     again = evaluated(Changes(), tmp_path)  # which does not change
     assert again.valid
     assert again.robust.tolist() == evaluated(Net()).robust.tolist()
