@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from atlas.cli.console import console
+from atlas.cli.console import console, say
 from atlas.reproduce.demo import ATTACKS, PAGE, run_demo
 
 
@@ -19,14 +19,15 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs
     takes larger steps, several times: the difference between the two is what a weak attack hides. It ends
     with a report: one page to look at.
     """
-    console.print(
-        f"Training three models on real digits; writing to {out}. Ctrl-C saves; run again to go on."
+    say(f"Training three models on real digits; writing to {out}. Ctrl-C saves; run again to resume.")
+    rows = run_demo(out, say)
+    title = f"one-step methods: accuracy [95% interval] on {rows[0].clean.n} test images"
+    table = Table(
+        "", "clean", *ATTACKS, "training", title=title, title_justify="left", box=None, pad_edge=False
     )
-    rows = run_demo(out)
-    title = f"accuracy [95% interval], n = {rows[0].clean.n}"
-    table = Table("method", "clean", *ATTACKS, "training", title=title)
     for row in rows:
-        table.add_row(row.method, *map(str, [row.clean, *row.robust.values()]), f"{row.seconds:.0f} s")
+        scores = map(str, [row.clean, *row.robust.values()])
+        table.add_row(row.method.removeprefix("one-step "), *scores, f"{row.seconds:.0f} s")
     console.print(table)
     for name, what in {
         PAGE: "the report: open it in a browser",
@@ -34,4 +35,5 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs
         "demo.json": "the numbers",
         "demo-*/": "runs: weights, metrics, TensorBoard events",
     }.items():
-        console.print(f"  {out / name}  {what}")
+        say(f"  {out / name}  {what}")
+    say(f"Next: open {out / PAGE}, or atlas evaluate {out / 'demo-atlas-1'} --suite autoattack --n 200")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
-from atlas.cli.console import Root, console
+from atlas.cli.console import Root, console, say
 from atlas.cli.subject import named, surrogates
 from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
@@ -136,7 +137,7 @@ def evaluate(
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
     if not as_json and rank() == 0:
-        console.print(f"writing to {folder}")
+        say(f"writing to {folder}")
     if size() > 1:
         if not run_with_others(task, folder):
             return
@@ -144,6 +145,8 @@ def evaluate(
         run_shards(ctx, task, folder, processes)
     report = task.run(folder)
     _print(report, as_json)
+    if not as_json:
+        say(f"Next: atlas report {shlex.quote(what if Path(what).is_dir() and out is None else str(folder))}")
     if not report.valid:
         raise typer.Exit(INVALID)
 
@@ -190,7 +193,7 @@ def _print(report: Report, as_json: bool) -> None:
     console.print(table)
     for flag in report.flags:
         style = "bold red" if flag.fatal or flag.grave else "yellow"
-        console.print(f"{flag.word}: {flag.name}: {flag.message}", style=style)
+        console.say(f"{flag.word}: {flag.name}: {flag.message}", style)
 
 
 def compare(
@@ -199,13 +202,15 @@ def compare(
 ) -> None:
     """Compare two models on the same images, attack by attack, by an exact paired test (McNemar).
 
-    The difference is that of the accuracies, first minus second, with a 95% interval; p is the chance of one
-    at least as large if the two models were equally robust.
+    The difference is that of the accuracies in percentage points; p is the probability of one at least as
+    large if the two models were equally robust.
     """
     reports = load_report(first), load_report(second)
-    title = f"accuracy on {reports[0].n} images"
     names = told_apart(first, second)
-    table = Table("attack", *names, "difference", "p", title=title)
+    for letter, name in zip("AB", names, strict=True):
+        say(f"{letter}: {name}")
+    title = f"accuracy on {reports[0].n} images"
+    table = Table("attack", "A", "B", "A - B [95% interval]", "p", title=title, title_justify="left")
     for label, (a, b, pair) in compared(*reports).items():
         low, high = pair.interval
         difference = f"{100 * pair.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
@@ -215,7 +220,7 @@ def compare(
 
 
 def told_apart(first: Path, second: Path) -> tuple[str, str]:
-    """Both without the folders that they share, which would be all that narrow columns show."""
+    """Both without the folders that they share."""
     one, two = first.absolute(), second.absolute()
     common = Path(os.path.commonpath([one, two]))
     if common in (one, two):
@@ -227,7 +232,7 @@ def suites() -> None:
     """List the suites and their attacks. For a data set of its own, NAME-DATA is taken for NAME."""
     for name in attack_suites.names():
         suite = attack_suites.suite(name)
-        console.print(Text.assemble((name, "bold"), f": {suite.description}"), soft_wrap=True)
+        console.print(Text.assemble((name, "bold"), f": {suite.description}"))
         table = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
         for label, attack in suite.attacks.items():
             table.add_row(label, _settings(attack))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -11,9 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from atlas.cli.console import Root, console, say
+from atlas.cli.console import Root, say
 from atlas.config import Table as Settings
 from atlas.config import overridden
+from atlas.data.load import lacks_test_set
 from atlas.disk import refuse_in_use
 from atlas.errors import AtlasError, UsageError
 from atlas.reproduce import preset
@@ -123,14 +125,15 @@ def train(
 
 def _train(config: RunConfig, folder: Path, ranks: Ranks, **options: Any) -> None:
     if ranks.first:
-        console.print(f"writing to {folder}")
+        say(f"writing to {folder}")
     result = run_training(config, folder, ranks=ranks, **options)
     if ranks.first:
-        console.print(
+        say(
             f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-            f"{result.best_robust:.2%}{result.beside}; weights in {folder / 'best.safetensors'}",
-            soft_wrap=True,
+            f"{result.best_robust:.2%}{result.beside}; weights in {folder / 'best.safetensors'}"
         )
+        elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
+        say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,14 +43,18 @@ class Row:
     """Of training."""
 
 
-def run_demo(folder: Path) -> list[Row]:
-    """Train and attack the three methods in `folder`; finished trainings found there are not repeated."""
+def run_demo(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[Row]:
+    """Train and attack the three methods in `folder`; finished trainings found there are not repeated.
+
+    `say` is told what begins.
+    """
     test = data.load("mnist-mini", train=False)
     test = test.subset(slice(None, None, max(1, len(test) // IMAGES)))
     results: dict[str, Result] = {}
     rows = []
-    for label, name in METHODS.items():
+    for number, (label, name) in enumerate(METHODS.items(), 1):
         config = RunConfig.of(load_preset(name)[1])
+        say(f"\nModel {number} of {len(METHODS)}: {label}, in {folder / name}")
         results[label] = train(config, folder / name)
         rows.append(_attack(label, config, results[label], test, folder / name))
     _write(folder, rows)

@@ -1,8 +1,9 @@
-"""What a person sees while a run goes on: bars on a terminal, a line an epoch elsewhere."""
+"""What a person sees during training: bars on a terminal, and a line per epoch."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from types import TracebackType
 
 from rich.progress import (
@@ -18,6 +19,12 @@ from rich.progress import (
 from atlas.terminal import Terminal
 from atlas.threat import eps_text
 from atlas.training.log import Record
+
+WIDTHS = {
+    **{"epoch": 7, "loss": 7, "eps": 7, "lr": 8, "||J||^2": 8},
+    **{"train": 6, "clean": 6, "robust  ": 8, "balanced": 8, "time": 5},
+}
+"""Of the columns, which fit a terminal of 80 with a space between them."""
 
 
 def beside(record: Record) -> str:
@@ -48,7 +55,7 @@ class Display:
             console=self.console,
             disable=not self.live,
         )
-        self.epochs = epochs
+        self.epochs, self.headed = epochs, False
         self.whole = self.bars.add_task(title, total=1.0 * epochs)
         self.work = self.bars.add_task("", total=None)
 
@@ -62,14 +69,26 @@ class Display:
             self.bars.update(self.whole, completed=epochs)
 
     def epoch(self, record: Record, accuracy: str, seconds: float) -> None:
-        """The line that sums up an epoch."""
-        best = " *" if record["best"] else "  "
-        self.say(
-            f"epoch {record['epoch'] + 1:>3}/{self.epochs}  loss {record['loss']:.3f}  "
-            f"eps {eps_text(record['eps'], 3):<5}  lr {record['lr']:.2g}  ||J||^2 {record['jacobian']:.3g}  "
-            f"{accuracy.replace('_', ' ')} {record[accuracy]:.1%}  val clean {record['val_clean']:.1%}  "
-            f"val robust {record['val_robust']:.1%}{beside(record)}{best}  {seconds:.0f}s"
-        )
+        """The line that sums up an epoch, below headings that say once what the columns are."""
+        loss, star = record["loss"], "*" if record["best"] else " "
+        cells = {
+            "epoch": f"{record['epoch'] + 1}/{self.epochs}",
+            "loss": f"{loss:.3f}" if abs(loss) < 100 else f"{loss:.2g}",
+            "eps": eps_text(record["eps"], 3),
+            "lr": f"{record['lr']:.2g}",
+            "||J||^2": f"{record['jacobian']:.3g}",
+            "train": f"{record[accuracy]:.1%}",
+            "clean": f"{record['val_clean']:.1%}",
+            "robust  ": f"{record['val_robust']:.1%} {star}",
+        }
+        if "val_balanced" in record:
+            cells["balanced"] = f"{record['val_balanced']:.1%}"
+        cells["time"] = f"{seconds:.0f}s"
+        if not self.headed:
+            self.headed = True
+            self.say(_legend(record, accuracy))
+            self.say(_row(cells, cells))
+        self.say(_row(cells, cells.values()))
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.say(text, style)
@@ -88,3 +107,16 @@ class Display:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.bars.stop()
+
+
+def _legend(record: Record, accuracy: str) -> str:
+    images = "clean images" if accuracy == "train_clean" else "adversaries"
+    text = f"train: accuracy on the {images} trained on; clean, robust: on validation images; "
+    if "val_majority" in record:
+        share = f"{record['val_majority']:.1%}"
+        text += f"balanced: robust, as the mean over classes (a constant answer has {share} robust); "
+    return f"{text}*: best so far, its weights are kept"
+
+
+def _row(headings: Iterable[str], cells: Iterable[str]) -> str:
+    return " ".join(cell.rjust(WIDTHS[heading]) for heading, cell in zip(headings, cells, strict=True))

@@ -60,7 +60,7 @@ def test_a_state_dict_with_a_normalisation(
 def test_a_run_knows_its_data_and_threat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "80")
     run = tmp_path / "run"
     table = {
         "data": "mnist-mini",
@@ -74,7 +74,7 @@ def test_a_run_knows_its_data_and_threat(
         },
     }
     train(RunConfig.of(table), run, progress=False)
-    out = tmp_path / "one", tmp_path / "two"
+    out = tuple(tmp_path / f"a-name-that-would-not-fit-a-column-of-a-table-{k}" for k in "12")
     for seed, folder in enumerate(out):
         command = ("evaluate", str(run), "--n", "50", "--attacks", "pgd", "--out", str(folder))
         assert atlas(monkeypatch, *command, "--seed", str(seed)) == 0
@@ -85,8 +85,12 @@ def test_a_run_knows_its_data_and_threat(
     assert about["threat"] == {"name": "l2", "eps": 0.5}
     assert atlas(monkeypatch, "evaluate", str(run), "--norm", "linf") == 2
     assert "says nothing of linf" in capsys.readouterr().err
+    assert f"Next: atlas report {out[0]}" in text, "not the run, which does not hold it"
     assert atlas(monkeypatch, "compare", *map(str, out)) == 0
-    assert "difference" in capsys.readouterr().out
+    compared = capsys.readouterr().out
+    assert all(f"{letter}: {folder.name}\n" in compared for letter, folder in zip("AB", out, strict=True))
+    assert "A - B [95% interval]" in compared
+    assert max(map(len, compared.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ def test_train_writes_a_run(
     out = tmp_path / "run"
     changes = ("--set", "method.alpha=1/1000", "--set", "threat.eps=26/255", "--seed", "3")
     assert atlas(monkeypatch, "train", "mnist-small-atlas-1", *QUICK, *changes, "--out", str(out)) == 0
-    assert "best.safetensors" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "best.safetensors" in said
+    assert said.endswith(f"Next: atlas evaluate {out}\n")
     config = json.loads((out / "config.json").read_text())["config"]
     assert config["method"]["alpha"] == 1e-3
     assert config["threat"]["eps"] == pytest.approx(26 / 255)
