@@ -28,7 +28,8 @@ bench: $(VENV)/.dev ## a short version of every benchmark, in about two minutes
 	  --attack pgd --attack autoattack --repeats 1
 	$(BIN)/python -m benchmarks scale $(SHORT)
 	$(BIN)/python -m benchmarks growth --model cnn-small --batch 16 --batch 64 --width wrn-10-1 --repeats 1
-	$(BIN)/python -m benchmarks time demo-adv-1 demo-atlas-1 --set training.schedule.epochs=1 --out runs/bench
+	$(BIN)/python -m benchmarks time demo-adv-1 demo-atlas-1 --set training.schedule.epochs=1 \
+	  --set training.schedule.ramp_epochs=0 --out runs/bench
 
 test: lint ## everything that has to hold: style, types, all tests but the slow ones
 	@scripts/system_packages.sh $(SYSTEM)

@@ -5,8 +5,7 @@ is judged in one way for all. Other libraries run in a process of their own, wit
 those that are not installed are listed.
 
   python -m benchmarks attack --weights runs/mnist-adv-1 --budget 0.01 --n 64 --repeats 1      # a minute
-  python -m benchmarks attack --weights runs/mnist-adv-1 --attack pgd --attack autoattack --json times.json
-  python -m benchmarks attack --weights w.safetensors --model cnn-small --data mnist --eps 0.3
+  python -m benchmarks attack --weights w.safetensors --model cnn-small --data mnist --eps 0.3 --attack pgd
 """
 
 from __future__ import annotations
@@ -128,12 +127,12 @@ def bare_passes(task: AttackTask, attacks: Sequence[Attack]) -> None:
                         task.model(x)
 
 
-def one_restart(task: AttackTask, attacks: Sequence[Attack]) -> Tensor:
-    return ours(task, [_replaced(attack, {"restarts": 1}) for attack in attacks])
-
-
 def own_runs(case: AttackCase) -> dict[str, tuple[AttackRun, str]]:
     """Our runs by name, each with a note."""
+
+    def one_restart(task: AttackTask, attacks: Sequence[Attack]) -> Tensor:
+        return ours(task, [_replaced(attack, {"restarts": 1}) for attack in attacks])
+
     runs: dict[str, tuple[AttackRun, str]] = {OURS: (ours, "")}
     if any(getattr(attack, "restarts", 1) > 1 for attack in case.attacks):
         runs[f"{OURS}, one restart"] = (one_restart, "of as many as the others have")

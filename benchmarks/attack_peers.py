@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -38,18 +39,15 @@ PACKAGES = {
 
 def versions() -> dict[str, str | None]:
     """The version of every package; None if it is not installed."""
-    return {package: _version(package) for package in PACKAGES.values()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    found: dict[str, str | None] = dict.fromkeys(PACKAGES.values())
+    for package in found:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def installed(peer: str) -> bool:
-    return peer not in PACKAGES or _version(PACKAGES[peer]) is not None
+    return peer not in PACKAGES or versions()[PACKAGES[peer]] is not None
 
 
 @dataclass(frozen=True)
@@ -82,18 +80,23 @@ class AttackTask:
         return min(attack.targets, self.images.num_classes - 1)
 
 
-def plain_loop(task: AttackTask, attack: PGD) -> Tensor:
-    """PGD as one writes it in a notebook."""
-    eps, step = task.eps, task.step_of(attack)
+def signed_steps(
+    loss: Callable[[Tensor], Tensor], x: Tensor, x_adv: Tensor, eps: float, step: float, steps: int
+) -> Tensor:
+    """PGD in L-inf as one writes it in a notebook, from x_adv; the loss is a function of x'."""
+    for _ in range(steps):
+        x_adv.requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(x_adv), x_adv)
+        x_adv = x_adv.detach() + step * gradient.sign()
+        x_adv = torch.clamp(x_adv, x - eps, x + eps).clamp(0, 1)
+    return x_adv
 
+
+def plain_loop(task: AttackTask, attack: PGD) -> Tensor:
     def climb(x: Tensor, y: Tensor) -> Tensor:
-        x_adv = (x + torch.empty_like(x).uniform_(-eps, eps)).clamp(0, 1)
-        for _ in range(attack.steps):
-            x_adv.requires_grad_()
-            (gradient,) = torch.autograd.grad(F.cross_entropy(task.model(x_adv), y), x_adv)
-            x_adv = x_adv.detach() + step * gradient.sign()
-            x_adv = torch.clamp(x_adv, x - eps, x + eps).clamp(0, 1)
-        return x_adv
+        start = (x + torch.empty_like(x).uniform_(-task.eps, task.eps)).clamp(0, 1)
+        rest = (task.eps, task.step_of(attack), attack.steps)
+        return signed_steps(lambda x_adv: F.cross_entropy(task.model(x_adv), y), x, start, *rest)
 
     return task.each(climb)
 
@@ -149,10 +152,8 @@ def art(task: AttackTask, attack: Attack) -> Tensor:
         case Square():
             module, name, rest = "square_attack", "SquareAttack", {"max_iter": attack.queries}
     make = getattr(import_module(f"art.attacks.evasion.{module}"), name)
-    rest |= {"eps": task.eps, "batch_size": task.batch_size}
-    made = make(
-        art_classifier(task.model, task.x, task.images.num_classes), norm=np.inf, verbose=False, **rest
-    )
+    rest |= {"norm": np.inf, "eps": task.eps, "batch_size": task.batch_size, "verbose": False}
+    made = make(art_classifier(task.model, task.x, task.images.num_classes), **rest)
     return torch.from_numpy(made.generate(task.x.cpu().numpy(), task.y.cpu().numpy())).to(task.x)
 
 
@@ -210,11 +211,8 @@ def pyautoattack(task: AttackTask, *attacks: Attack) -> Tensor:
     def stage(attack: Attack) -> Any:
         match attack:
             case APGD():
-                module, name, more = (
-                    "autopgd_base",
-                    "APGDAttack",
-                    {"n_iter": attack.steps, "loss": attack.loss},
-                )
+                module, name = "autopgd_base", "APGDAttack"
+                more: dict[str, Any] = {"n_iter": attack.steps, "loss": attack.loss}
             case TargetedAPGD():
                 module, name, more = "autopgd_base", "APGDAttack_targeted", {"n_iter": attack.steps}
                 more |= {"n_target_classes": task.targets_of(attack)}
@@ -238,34 +236,30 @@ LIBRARIES: dict[str, Callable[..., Tensor]] = {
     **{"plain loop": plain_loop, "torchattacks": torchattacks, "foolbox": foolbox, "ART": art},
     **{"adv-lib": adv_lib, "pyautoattack": pyautoattack},
 }
-EVERY_RESTART, SKIPS = "CE; every restart on every image", "fooled images skip later targets"
+RESTARTS, TARGETS = "fooled images skip later restarts", "fooled images skip later targets"
+EVERY, LEAVE, ORIGINAL = "CE; every restart on every image", "fooled images leave at once", "the original"
 PEERS: dict[str, dict[str, str]] = {
     "pgd": {
         **{"plain loop": "as written in a notebook", "torchattacks": "", "foolbox": "", "ART": ""},
         "adv-lib": "keeps any point that fools on the way",
     },
     "un-t": {
-        "torchattacks": "CE; fooled images skip later restarts",
-        **{"foolbox": EVERY_RESTART, "ART": EVERY_RESTART},
-        "adv-lib": "margin; fooled images skip later restarts",
+        **{"torchattacks": f"CE; {RESTARTS}", "foolbox": EVERY, "ART": EVERY},
+        "adv-lib": f"margin; {RESTARTS}",
     },
     "apgd": {
-        **{"pyautoattack": "the original", "torchattacks": ""},
-        **{"ART": "one more forward pass per step", "adv-lib": ""},
+        **{"pyautoattack": ORIGINAL, "torchattacks": "", "ART": "one more forward pass per step"},
+        "adv-lib": "",
     },
-    "apgd-t": {"pyautoattack": f"the original; {SKIPS}", "torchattacks": SKIPS, "adv-lib": SKIPS},
+    "apgd-t": {"pyautoattack": f"{ORIGINAL}; {TARGETS}", "torchattacks": TARGETS, "adv-lib": TARGETS},
     "fab-t": {
-        **{"pyautoattack": f"the original; {SKIPS}", "torchattacks": SKIPS},
+        **{"pyautoattack": f"{ORIGINAL}; {TARGETS}", "torchattacks": TARGETS},
         "adv-lib": "every target on every image",
     },
     "square": {
-        "pyautoattack": "the original; fooled images leave at once",
-        "torchattacks": "fooled images leave at once",
+        **{"pyautoattack": f"{ORIGINAL}; {LEAVE}", "torchattacks": LEAVE},
         "ART": "three passes per query; its own schedule",
     },
-    "autoattack": {
-        "pyautoattack": "the original",
-        "torchattacks": "its four stages, with the same budgets",
-    },
+    "autoattack": {"pyautoattack": ORIGINAL, "torchattacks": "its four stages, with the same budgets"},
 }
 """By the attack's name: the libraries that have it, with a note on where they differ."""

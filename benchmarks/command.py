@@ -11,6 +11,7 @@ from argparse import Action, ArgumentParser, ArgumentTypeError, Namespace, RawDe
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import Any
 
@@ -28,7 +29,7 @@ COMMANDS = {
     "time": "time_to_accuracy",
 }
 """The module of each command."""
-GRAY = {"cnn", "cnn-small"}
+ON_MNIST = {"cnn", "cnn-small"}
 """Models that are measured on images of MNIST's shape; all others on CIFAR's."""
 
 
@@ -93,7 +94,7 @@ def add_shared(parser: ArgumentParser, **defaults: Any) -> None:
 
 def shape_of(model: str, given: tuple[int, ...] | None) -> tuple[int, ...]:
     """The shape that was given, or the one that the model is measured on."""
-    return given or ((1, 28, 28) if model in GRAY else (3, 32, 32))
+    return given or ((1, 28, 28) if model in ON_MNIST else (3, 32, 32))
 
 
 def settings_of(options: Namespace) -> dict[str, Any]:
@@ -119,7 +120,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def described(text: str) -> dict[str, Any]:
-    return {"description": text, "formatter_class": RawDescriptionHelpFormatter}
+    """A module's docstring as a parser's description: paragraphs of 78 columns, examples as they are."""
+    parts = [part if part.startswith("  ") else fill(part, 78) for part in text.split("\n\n")]
+    return {"description": "\n\n".join(parts), "formatter_class": RawDescriptionHelpFormatter}
 
 
 def add_command(parser: ArgumentParser, module: ModuleType) -> None:

@@ -5,8 +5,7 @@ that ours is faster; the note says where a step computes something else. Other l
 their own, without our memory settings; those that are not installed are listed.
 
   python -m benchmarks peers --model cnn-small --repeats 3      # half a minute
-  python -m benchmarks peers --method adv-1 --method atlas-1 --json peers.json
-  python -m benchmarks peers --precision auto      # ours in float32, and as fast as possible
+  python -m benchmarks peers --precision auto --json peers.json      # ours plain, and as fast as possible
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from atlas.data import Batch
 from atlas.errors import UsageError
 from atlas.machine import machine
 from atlas.training.run import checked_device
-from benchmarks.attack_peers import PACKAGES, art_classifier, installed, versions
+from benchmarks.attack_peers import PACKAGES, art_classifier, installed, signed_steps, versions
 from benchmarks.command import add_shared, settings_of, shape_of
 from benchmarks.equations import ALPHA, BETA, REFERENCE, Case, Equation, LossPoints, case, cases
 from benchmarks.processes import silence, worker_process
@@ -85,13 +84,8 @@ class StepTask:
         """Signed gradient steps from x_adv."""
         if self.equation.objective is None:
             return self.x
-        loss = self.equation.attack_loss(self.model, self.x, self.y)
-        for _ in range(self.steps):
-            x_adv.requires_grad_()
-            (gradient,) = torch.autograd.grad(loss(self.model(x_adv)), x_adv)
-            x_adv = x_adv.detach() + self.step_size * gradient.sign()
-            x_adv = torch.clamp(x_adv, self.x - self.eps, self.x + self.eps).clamp(0, 1)
-        return x_adv
+        loss, rest = self.equation.attack_loss(self.model, self.x, self.y), (self.eps, self.step_size)
+        return signed_steps(lambda at: loss(self.model(at)), self.x, x_adv, *rest, self.steps)
 
 
 def textbook(task: StepTask, attack: Callable[[], Tensor] | None = None) -> Callable[[], None]:
@@ -205,9 +199,10 @@ def run(options: Namespace) -> dict[str, Any]:
     training_with(2, settings)  # a wrong setting or method is refused before anything is measured
     for each in chosen:
         peers_of(each)
-    packages = {name: versions()[PACKAGES[name]] for name in ("torchattacks", "ART")}
     report: dict[str, Any] = {"machine": machine(checked_device(options.device))}
-    report |= {"peers": {PACKAGES[name]: found for name, found in packages.items()}}
+    report |= {
+        "peers": {name: versions()[name] for name in map(PACKAGES.__getitem__, ("torchattacks", "ART"))}
+    }
     report |= {"batch": options.batch, "repeats": options.repeats, "settings": settings, "models": []}
     for name in options.model:
         shape = shape_of(name, options.shape)

@@ -3,7 +3,6 @@
 Growth in proportion is a constant time per image, and per FLOP. Every step is timed twice in each repeat:
 with a second process that keeps one core busy, and without; what that costs depends on OMP_NUM_THREADS.
 
-  python -m benchmarks growth --figure growth.svg      # ten minutes on one core
   python -m benchmarks growth --model cnn-small --batch 16 --batch 64 --width wrn-10-1 --repeats 1
 """
 

@@ -3,7 +3,6 @@
 The same step is made by one process, by one with the threads of all, and by all together. Means of gradients
 of many sizes are timed too; `python -m scripts.cluster_cost --measured` compares both with its model.
 
-  python -m benchmarks scale
   python -m benchmarks scale --processes 4 --threads 2 --model wrn-16-2 --batch 256 --json scale.json
 """
 

@@ -5,9 +5,7 @@ forward passes, and that bound over the one of adv-1. A second table has the act
 for its gradients, and the most memory that it takes.
 
   python -m benchmarks step --model cnn-small --method adv-1 --method atlas-1 --repeats 100
-  python -m benchmarks step --precision auto      # the bare passes stay in float32
-  python -m benchmarks step --model my.module:network --shape 3x64x64 --device cuda --json speed.json
-  python -m benchmarks step --model cnn --method atlas-1 --profile traces      # where does the time go?
+  python -m benchmarks step --model my.module:network --shape 3x64x64 --device cuda --precision auto
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from atlas import models
-from atlas.cli.console import console
 from atlas.config import build, overridden, table_of
 from atlas.data import Batch
 from atlas.errors import UsageError
@@ -48,7 +45,7 @@ from benchmarks.equations import (
     cases,
 )
 from benchmarks.processes import silence
-from benchmarks.tables import Blocks, TextTable, facts, model_heading, over, quartiles, ratio, show
+from benchmarks.tables import Blocks, TextTable, facts, model_heading, over, quartiles, ratio
 from benchmarks.timing import Contestant, interleave, timed
 
 Settings = Mapping[str, Any]
@@ -62,8 +59,6 @@ HEADINGS = ("method", "step ms", "bare ms", "step / bare", f"step / {REFERENCE}"
 MEMORY_HEADINGS = ("method", "saved MB", "peak MB", "peak / saved", f"peak / {REFERENCE}")
 PROFILED = "atlas: step"
 """The name of the measured step in a trace."""
-TOP = 10
-"""Operators of a profile that are printed."""
 
 
 def random_batch(size: int, shape: Sequence[int], device: torch.device | str = "cpu") -> Batch:
@@ -153,28 +148,19 @@ def profiled(step: Callable[[], None], *, memory: bool = False) -> profile:
     return profiler
 
 
-def trace(step: Callable[[], None], path: Path) -> TextTable:
-    """Write a Chrome trace of a step, for ui.perfetto.dev; a table of its most expensive operators."""
+def trace(step: Callable[[], None], path: Path) -> None:
+    """Write a Chrome trace of a step, for ui.perfetto.dev."""
     step()  # fills caches
-    recorded = profiled(step)
     path.parent.mkdir(parents=True, exist_ok=True)
+    recorded = profiled(step)
     with silence():
         recorded.export_chrome_trace(str(path))
-    found = [
-        (float(e.self_device_time_total or e.self_cpu_time_total) / 1e3, e.key, e.count)
-        for e in recorded.key_averages()
-        if e.key != PROFILED
-    ]
-    total = sum(ms for ms, *_ in found) or 1.0
-    top = sorted(found, reverse=True)[:TOP]
-    rows = [(name, str(count), f"{ms:.1f}", f"{100 * ms / total:.0f}") for ms, name, count in top]
-    return TextTable(("operator", "calls", "ms", "% of the step"), rows)
 
 
 def add_options(parser: ArgumentParser) -> None:
     add_shared(parser, model=MODELS, method=MEASURED, batch=128, repeats=20)
     add_shared(parser, shape=None, device="cpu", precision=None, set=())
-    about = "write a trace of a step of each method there, and print its most expensive operators"
+    about = "write a trace of a step of each method there, for ui.perfetto.dev"
     parser.add_argument("--profile", type=Path, metavar="FOLDER", help=about)
 
 
@@ -194,8 +180,7 @@ def run(options: Namespace) -> dict[str, Any]:
         report["models"].append({**about, "methods": summary(groups, held)})
         for each in chosen if options.profile else ():
             path = options.profile / f"{name.replace(':', '-')}-{each.label}.json"
-            table = trace(step_of(network, each, batch, settings), path)
-            show([f"{name}, {each.label}: {path}", table], console)
+            trace(step_of(network, each, batch, settings), path)
     return report
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,7 @@ from benchmarks.command import main
 from benchmarks.compare_steps import NOTES, TEXTBOOK, TRAINERS, PeerSteps, StepTask, own_rows, peers_of
 from benchmarks.equations import EQUATIONS, LossPoints, case
 from benchmarks.step import random_batch
-from benchmarks.tables import markdown, markers_of
-from benchmarks.timing import NOT_INSTALLED, OURS
+from benchmarks.timing import OURS
 
 EPS, SHAPE, SIZE = 0.1, (1, 8, 8), 6
 SMALL = ["peers", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "4"]
@@ -132,18 +130,6 @@ def test_everybody_updates_the_weights_with_the_passes_of_the_equation(label: st
     assert (who == TEXTBOOK) == (peers_of(found)[who] == "as written in a notebook, float32")
 
 
-def test_a_library_that_is_not_installed_is_named_and_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(package: str) -> str:
-        raise PackageNotFoundError(package)
-
-    monkeypatch.setattr(attack_peers, "version", absent)
-    model, batch = nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), random_batch(2, SHAPE)
-    group = compare_steps.contestants(model, case("trades-1"), batch, {}, lambda *a: (0.0, None))
-    assert {c.name: c.error for c in group} == {
-        **{OURS: None, TEXTBOOK: None, "torchattacks": NOT_INSTALLED, "ART": NOT_INSTALLED},
-    }
-
-
 def test_the_command_measures_prints_and_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,11 +143,8 @@ def test_the_command_measures_prints_and_writes(
     monkeypatch.setattr(compare_steps, "worker_process", here)
     monkeypatch.setitem(TRAINERS, "broken", broken)
     monkeypatch.setitem(NOTES, "adv", {"broken": ("", "")})
-    page, data = tmp_path / "page.md", tmp_path / "new" / "times.json"
-    begin, end = markers_of("benchmarks peers here")
-    page.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
-    files = ["--json", str(data), "--markdown", str(page), "--part", "here"]
-    main([*SMALL, "--repeats", "2", "--method", "adv-1", "--method", "jac", *files])
+    data = tmp_path / "times.json"
+    main([*SMALL, "--repeats", "2", "--method", "adv-1", "--method", "jac", "--json", str(data)])
     report, out = json.loads(data.read_text()), capsys.readouterr().out
     adv, jac = report["models"][0]["methods"]
     assert [(s["who"], len(s["seconds"])) for s in adv["sides"]] == [(OURS, 2), (TEXTBOOK, 2), ("broken", 0)]
@@ -169,7 +152,6 @@ def test_the_command_measures_prints_and_writes(
     assert adv["sides"][0]["over_ours"] == [1, 1, 1]
     assert "failed: ValueError" in out
     assert max(map(len, out.splitlines())) <= 80
-    assert page.read_text() == f"before\n{begin}\n{markdown(compare_steps.blocks(report))}\n{end}\nafter\n"
     assert set(report["peers"]) == {"torchattacks", "adversarial-robustness-toolbox"}
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks import growth
 from benchmarks.command import main
-from benchmarks.growth import UNITS, blocks
-from benchmarks.tables import markdown, markers_of
+from benchmarks.growth import UNITS
 from benchmarks.timing import WARM_UP
 
 
@@ -26,12 +25,10 @@ def test_the_command_measures_prints_draws_and_writes(
         yield told.append
 
     monkeypatch.setattr(growth, "busy_process", busy_process)
-    page, data, figure = tmp_path / "page.md", tmp_path / "times.json", tmp_path / "new" / "growth.svg"
-    begin, end = markers_of("benchmarks growth")
-    page.write_text(f"{begin}\nold\n{end}\n")
+    data, figure = tmp_path / "times.json", tmp_path / "new" / "growth.svg"
     words = ["growth", "--model", "cnn-small", "--shape", "1x8x8", "--batch", "2", "--batch", "8"]
     words += ["--width", "wrn-10-1", "--width", "wrn-10-2", "--width-batch", "2", "--repeats", "1"]
-    words += ["--method", "adv-1", "--json", str(data), "--markdown", str(page), "--figure", str(figure)]
+    words += ["--method", "adv-1", "--json", str(data), "--figure", str(figure)]
     main(words)
     report = json.loads(data.read_text())
     axes = report["axes"]
@@ -43,7 +40,6 @@ def test_the_command_measures_prints_draws_and_writes(
     turns = (WARM_UP + 1) * 4
     assert (told.count(True), len(told)) == (turns, 4 * turns)
     assert not any(told[1::2]), "the other process waits after every step"
-    assert page.read_text() == f"{begin}\n{markdown(blocks(report))}\n{end}\n"
     assert "images per step, cnn-small" in figure.read_text()
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 

@@ -45,7 +45,6 @@ def test_the_command_measures_prints_and_writes(tmp_path: Path, capfd: pytest.Ca
         assert {"atlas: step", "aten::convolution"} <= {event["name"] for event in events}
     assert page.read_text() == f"before\n{begin}\n{markdown(blocks(report))}\n{end}\nafter\n"
     assert page.read_text().count("| atlas-1 |") == 2, "times and memory"
-    assert "convolution_backward" in out
     assert max(map(len, out.splitlines())) <= 80
     assert "profiler_start" not in err
 

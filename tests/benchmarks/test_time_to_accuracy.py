@@ -20,7 +20,7 @@ from atlas.training.folder import RunFolder
 from atlas.training.ranks import Ranks
 from benchmarks import time_to_accuracy
 from benchmarks.command import main
-from benchmarks.tables import TextTable, markdown, markers_of
+from benchmarks.tables import TextTable, markdown
 from benchmarks.time_to_accuracy import Stopwatch, TimedRun, blocks, report_of
 
 EPOCHS, BATCH, TRAINED = 3, 8, 40
@@ -134,23 +134,20 @@ def test_a_mark_is_passed_at_the_end_of_the_first_epoch_above_it(
 def test_the_command_trains_in_turns_prints_draws_and_resumes(
     data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page, times, figure = tmp_path / "page.md", tmp_path / "times.json", tmp_path / "new" / "time.svg"
-    begin, end = markers_of("benchmarks time")
-    page.write_text(f"{begin}\nold\n{end}\n")
+    times, figure = tmp_path / "times.json", tmp_path / "new" / "time.svg"
     words = ["time", "demo-adv-1", "demo-atlas-1", "--out", str(tmp_path / "timed"), "--device", "cpu"]
     for key, value in {**SMALL, "data": data, "training.schedule.epochs": 2}.items():
         words += ["--set", f"{key}={value}"]
     words += ["--precision", "craft", "--mark", "0", "--json", str(times)]
-    words += ["--markdown", str(page), "--figure", str(figure)]
+    words += ["--figure", str(figure)]
     main(words)
     report, out = json.loads(times.read_text()), capsys.readouterr().out
     assert [(run["method"], len(run["laps"])) for run in report["runs"]] == [("adv-1", 2), ("atlas-1", 2)]
     assert all(run["passed"] == [run["laps"][0]["seconds"]] for run in report["runs"])
     turns = [line.split(":")[0].split(", epoch ") for line in out.splitlines() if ", epoch " in line]
     assert [epoch for _, epoch in turns] == ["1", "1", "2", "2"]
-    assert page.read_text() == f"{begin}\n{markdown(blocks(report))}\n{end}\n"
-    assert "pgd (objective margin, restarts 1, steps 2, step size 0.1)" in page.read_text()
-    assert f"cnn-small on {data}, precision craft, validation on 8 images" in page.read_text()
+    assert "pgd (objective margin, restarts 1, steps 2, step size 0.1)" in markdown(blocks(report))
+    assert f"cnn-small on {data}, precision craft, validation on 8 images" in markdown(blocks(report))
     assert "seconds of training, without validation" in figure.read_text()
     main(words)
     assert json.loads(times.read_text())["runs"] == report["runs"], "all was done already"
