@@ -24,14 +24,14 @@ from benchmarks.command import Repeated, add_shared, at_least, settings_of, shap
 from benchmarks.equations import cases, count_step
 from benchmarks.processes import busy_process
 from benchmarks.step import CLASSES, Settings, random_batch, step_of
-from benchmarks.tables import Blocks, ChartPanel, TextTable, chart, facts, over, quartiles, ratio
+from benchmarks.tables import Blocks, ChartPanel, TextTable, chart, facts, milliseconds, over, ratio
 from benchmarks.timing import Contestant, interleave, seconds_of
 
 BATCHES = (16, 32, 64, 128, 256, 512, 1024)
 WIDTHS = ("wrn-16-1", "wrn-16-2", "wrn-16-4", "wrn-16-8")
 UNITS: dict[str, tuple[str, Callable[[Mapping[str, Any]], float]]] = {
-    "batch": ("ms per image", lambda r: r["ms"][1] / r["batch"]),
-    "width": ("ms per GFLOP", lambda r: r["ms"][1] / (r["flops"] / 1e9)),
+    "batch": ("ms per image", lambda r: r["batch"]),
+    "width": ("ms per GFLOP", lambda r: r["flops"] / 1e9),
 }
 """What the time is divided by along each axis."""
 
@@ -63,7 +63,7 @@ def run(options: Namespace) -> dict[str, Any]:
 def measure(
     axis: str, points: Sequence[tuple[str, int]], settings: Settings, options: Namespace
 ) -> list[dict[str, Any]]:
-    """For each method and point: all seconds, their quartiles, and those of the ratios within a repeat."""
+    """For each method and point: the FLOPs of a step, and all seconds."""
     records, groups = list[dict[str, Any]](), dict[str, list[Contestant]]()
     with busy_process() as set_busy:
 
@@ -83,10 +83,8 @@ def measure(
             flops = count_step(name, case, shape, CLASSES, size).flops
             records.append({"method": case.label, "model": name, "batch": size, "flops": flops})
         interleave(groups, options.repeats, axis)
-    for record, (quiet, busy) in zip(records, groups.values(), strict=True):
-        record |= {"ms": quartiles(1e3 * np.array(quiet.seconds))}
-        record |= {"busy_over_quiet": over(busy.seconds, quiet.seconds)}
-        record |= {"seconds": {"quiet": quiet.seconds, "busy": busy.seconds}}
+    for record, group in zip(records, groups.values(), strict=True):
+        record["seconds"] = {contestant.name: contestant.seconds for contestant in group}
     return records
 
 
@@ -94,13 +92,12 @@ def blocks(report: Mapping[str, Any]) -> Blocks:
     page: Blocks = [f"Measured on {facts(report)}."]
     for axis, records in report["axes"].items():
         name, unit = UNITS[axis]
-        rows = [
-            (
-                *(r["method"], r["model"], str(r["batch"])),
-                *(f"{r['ms'][1]:.1f}", f"{unit(r):.3g}", ratio(r["busy_over_quiet"])),
-            )
-            for r in records
-        ]
+        rows = []
+        for r in records:
+            quiet, busy = r["seconds"]["quiet"], r["seconds"]["busy"]
+            cost = f"{1e3 * np.median(quiet) / unit(r):.3g}"
+            about = (r["method"], r["model"], str(r["batch"]))
+            rows.append((*about, milliseconds(quiet), cost, ratio(over(busy, quiet))))
         page.append(TextTable(("method", "model", "batch", "ms per step", name, "busy / quiet"), rows))
     return page
 
@@ -114,7 +111,7 @@ def draw(report: Mapping[str, Any]) -> Figure:
         panel = ChartPanel(f"images per step, {names[0]}" if axis == "batch" else across)
         for number, method in enumerate(dict.fromkeys(r["method"] for r in records)):
             mine = [r for r in records if r["method"] == method]
-            x = [r["batch"] if axis == "batch" else r["flops"] / 1e9 for r in mine]
+            x = [UNITS[axis][1](r) for r in mine]
             for way, line in {"quiet": "o-", "busy": "o--"}.items():
                 y = [float(np.median(r["seconds"][way])) for r in mine]
                 panel.add(x, y, line, f"{method}, {way}", number)

@@ -141,16 +141,10 @@ def run(options: Namespace) -> dict[str, Any] | None:
             groups = {c.label: contestants(make, c, batch, ranks, options.threads) for c in chosen}
             interleave(groups, options.repeats, name if ranks.first else None)
             about = {"model": name, "shape": shape, "parameters": models.count_parameters(make())}
-            methods = [summary(label, group) for label, group in groups.items()]
+            seconds = {label: {c.name: c.seconds for c in group} for label, group in groups.items()}
+            methods = [{"method": label, "seconds": found} for label, found in seconds.items()]
             report["models"].append({**about, "elsewhere": load(), "methods": methods})
         return report if ranks.first else None
-
-
-def summary(label: str, group: Sequence[Contestant]) -> dict[str, Any]:
-    """All seconds, and ratios of throughput."""
-    seconds = {each.name: each.seconds for each in group}
-    ratios = {f"{a}_over_{b}": over(seconds[b], seconds[a]) for a, b in RATIOS}
-    return {"method": label, **ratios, "seconds": seconds}
 
 
 def blocks(report: Mapping[str, Any]) -> Blocks:
@@ -165,9 +159,9 @@ def blocks(report: Mapping[str, Any]) -> Blocks:
     page: Blocks = [f"Measured on {facts(report)}."]
     for model in report["models"]:
         rows = []
-        for m in model["methods"]:
-            times = (milliseconds(m["seconds"][name]) for name in names)
-            rows.append((m["method"], *times, *(ratio(m[f"{a}_over_{b}"]) for a, b in RATIOS)))
+        for label, seconds in ((m["method"], m["seconds"]) for m in model["methods"]):
+            times = (milliseconds(seconds[name]) for name in names)
+            rows.append((label, *times, *(ratio(over(seconds[b], seconds[a])) for a, b in RATIOS)))
         page += [model_heading(model) + load_note(model), TextTable(headings, rows)]
     page.append(f"**The mean of gradients** of {processes} processes{load_note(report['link'])}")
     sizes = [(_size(each["bytes"]), f"{1e3 * each['median']:.2f}") for each in report["link"]["sizes"]]

@@ -41,11 +41,10 @@ from benchmarks.equations import (
     LossPoints,
     SavedActivations,
     bare_step,
-    case,
     cases,
 )
 from benchmarks.processes import silence
-from benchmarks.tables import Blocks, TextTable, facts, model_heading, over, quartiles, ratio
+from benchmarks.tables import Blocks, TextTable, facts, milliseconds, model_heading, over, ratio
 from benchmarks.timing import Contestant, interleave, timed
 
 Settings = Mapping[str, Any]
@@ -175,9 +174,16 @@ def run(options: Namespace) -> dict[str, Any]:
         network = models.build(name, shape=shape).to(options.device)
         groups = {each.label: contestants(network, each, batch, settings) for each in chosen}
         interleave(groups, options.repeats, name)
-        held = {each.label: memory_of(network, each, batch, settings) for each in chosen}
+        methods = [
+            {
+                **{"method": each.label, "passes": each.cost},
+                "memory": memory_of(network, each, batch, settings),
+                "seconds": {contestant.name: contestant.seconds for contestant in groups[each.label]},
+            }
+            for each in chosen
+        ]
         about = {"model": name, "shape": shape, "parameters": models.count_parameters(network)}
-        report["models"].append({**about, "methods": summary(groups, held)})
+        report["models"].append({**about, "methods": methods})
         for each in chosen if options.profile else ():
             path = options.profile / f"{name.replace(':', '-')}-{each.label}.json"
             trace(step_of(network, each, batch, settings), path)
@@ -189,35 +195,19 @@ def contestants(model: nn.Module, case: Case, batch: Batch, settings: Settings) 
     return [timed(name, work, batch.x.device) for name, work in works.items() if work]
 
 
-def summary(groups: Mapping[str, Sequence[Contestant]], held: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For each method: its cost, quartiles of times and of ratios within a repeat, memory, all seconds."""
-    records = []
-    for label, group in groups.items():
-        step, bare = group[0].seconds, group[1].seconds if len(group) > 1 else []
-        record: dict[str, Any] = {"method": label, "passes": case(label).cost}
-        record |= {"step_ms": quartiles(1e3 * np.array(step))}
-        record |= {"bare_ms": quartiles(1e3 * np.array(bare)) if bare else None}
-        record |= {"step_over_bare": over(step, bare)}
-        record |= {"step_over_reference": over(step, groups[REFERENCE][0].seconds)}
-        records.append({**record, "memory": held.get(label), "seconds": {"step": step, "bare": bare}})
-    return records
-
-
 def blocks(report: Mapping[str, Any]) -> Blocks:
     page: Blocks = [f"Measured on {facts(report)}."]
-    reference = case(REFERENCE).cost or 1
     for model in report["models"]:
-        rows, memory_rows = [], []
-        held = {m["method"]: m["memory"] for m in model["methods"] if m.get("memory")}
-        for m in model["methods"]:
-            times = (f"{m['step_ms'][1]:.1f}", f"{m['bare_ms'][1]:.1f}" if m["bare_ms"] else "-")
-            bound = f"{m['passes'] / reference:.2f}" if m["passes"] else "-"
-            ratios = (ratio(m["step_over_bare"]), ratio(m["step_over_reference"]))
-            rows.append((m["method"], *times, *ratios, str(m["passes"] or "-"), bound))
-        for label, memory in held.items():
-            saved, peak = memory["saved"], memory["peak"]
-            ratios = (f"{peak / saved:.2f}", f"{peak / held[REFERENCE]['peak']:.2f}")
+        rows, memory_rows, by_label = [], [], {m["method"]: m for m in model["methods"]}
+        reference = by_label[REFERENCE]
+        for label, m in by_label.items():
+            step, bare = m["seconds"]["step"], m["seconds"].get("bare", [])
+            ratios = (ratio(over(step, bare)), ratio(over(step, reference["seconds"]["step"])))
+            bound = f"{m['passes'] / reference['passes']:.2f}" if m["passes"] else "-"
+            times = (milliseconds(step), milliseconds(bare))
+            rows.append((label, *times, *ratios, str(m["passes"] or "-"), bound))
+            saved, peak = m["memory"]["saved"], m["memory"]["peak"]
+            ratios = (f"{peak / saved:.2f}", f"{peak / reference['memory']['peak']:.2f}")
             memory_rows.append((label, f"{saved / 1e6:.1f}", f"{peak / 1e6:.1f}", *ratios))
-        page += [model_heading(model), TextTable(HEADINGS, rows)]
-        page += [TextTable(MEMORY_HEADINGS, memory_rows)] if memory_rows else []
+        page += [model_heading(model), TextTable(HEADINGS, rows), TextTable(MEMORY_HEADINGS, memory_rows)]
     return page

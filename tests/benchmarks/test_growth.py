@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from atlas.machine import machine
 from benchmarks import growth
 from benchmarks.command import main
-from benchmarks.growth import UNITS
+from benchmarks.growth import blocks
+from benchmarks.tables import TextTable
 from benchmarks.timing import WARM_UP
 
 
@@ -45,9 +47,16 @@ def test_the_command_measures_prints_draws_and_writes(
 
 
 def test_growth_in_proportion_is_a_constant_cost() -> None:
-    for axis, key in (("batch", "batch"), ("width", "flops")):
-        records = [{"ms": [0.0, 5.0 * n, 0.0], key: n * 10**9} for n in (1, 2, 8)]
-        assert len({UNITS[axis][1](record) for record in records}) == 1
+    record = {"method": "adv-1", "model": "m"}
+    record_of = [{**record, "batch": n, "flops": n * 10**9} for n in (2, 4, 16)]
+    for r in record_of:
+        r["seconds"] = {"quiet": [5e-3 * r["batch"]] * 3, "busy": [15e-3 * r["batch"]] * 3}
+    page = blocks({"machine": machine(), "repeats": 3, "axes": {"batch": record_of, "width": record_of}})
+    for table in page[1:]:
+        assert isinstance(table, TextTable)
+        assert [row[3:] for row in table.rows] == [
+            (ms, "5", "3.00 [3.00, 3.00]") for ms in ("10.0", "20.0", "80.0")
+        ]
 
 
 def test_an_unknown_figure_format_is_refused_before_anything_is_measured(

@@ -17,10 +17,10 @@ from atlas.training import Ranks
 from benchmarks import scale
 from benchmarks.command import main
 from benchmarks.equations import case
-from benchmarks.scale import ALONE, THREADS, TOGETHER, blocks, contestants, measure_link, summary
+from benchmarks.scale import ALONE, THREADS, TOGETHER, blocks, contestants, measure_link
 from benchmarks.step import random_batch
 from benchmarks.tables import TextTable
-from benchmarks.timing import WARM_UP, Contestant
+from benchmarks.timing import WARM_UP
 from tests.faults import ranks as real
 
 SMALL = ["--model", "cnn-small", "--shape", "1x8x8", "--batch", "9", "--method", "adv-1", "--repeats", "2"]
@@ -82,12 +82,8 @@ def test_messages_of_all_sizes_are_timed() -> None:
 def test_ratios_of_throughput_by_hand() -> None:
     """A machine that is ten times slower in one repeat changes no ratio."""
     seconds = {ALONE: [8.0, 80.0, 8.0], THREADS: [6.0, 60.0, 5.0], TOGETHER: [5.0, 50.0, 5.0]}
-    group = [Contestant(name, lambda repeat: (0.0, None), seconds=each) for name, each in seconds.items()]
-    made = summary("atlas-1", group)
-    assert made["together_over_alone"] == pytest.approx([1.6, 1.6, 1.6])
-    assert made["together_over_threads"] == pytest.approx([1.1, 1.2, 1.2])
-    assert made["threads_over_alone"] == pytest.approx([4 / 3, 4 / 3, (4 / 3 + 1.6) / 2])
-    model = {"model": "m", "shape": [1, 2, 2], "elsewhere": 0.204, "methods": [made]}
+    method = {"method": "atlas-1", "seconds": seconds}
+    model = {"model": "m", "shape": [1, 2, 2], "elsewhere": 0.204, "methods": [method]}
     link = {"sizes": [{"bytes": 4096, "median": 0.002}], "elsewhere": None}
     about = {"machine": machine(), "repeats": 3, "processes": 2, "threads": 1}
     _, heading, table, gradients, sizes = blocks({**about, "models": [model], "link": link})
