@@ -104,7 +104,7 @@ def test_how_long_it_may_take_is_said_before_it_starts(capsys: pytest.CaptureFix
         return " ".join(capsys.readouterr().err.split()), left.value.value
 
     told, shown = first_epoch()
-    words = r"an epoch takes about \d+ s here\. Training ends after 10 epochs without gain.* epoch 1/100"
+    words = r"an epoch takes about \d+ s here\. Training ends after 10 epochs without gain.* 1/100 "
     assert re.search(words, told)
     quiet, hidden = first_epoch(progress=False)
     assert quiet == ""
