@@ -131,7 +131,6 @@ def _atlas(folder: Path, output: str, arguments: Sequence[str], environment: dic
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored, also by what it starts
     torch.set_num_threads(1)
     os.chdir(folder)
     sys.path.insert(0, str(folder))
