@@ -104,10 +104,19 @@ def report(
     else:
         text = write.tables(found, kind)
     if out is None:
-        sys.stdout.write(text)
+        sys.stdout.write(_encodable(text, kind))
         return
     write_atomic(out, text.encode())
     _say(f"{out}: {len(text.encode()) / 1024:,.0f} KB, {len(found)} model{'s' if len(found) > 1 else ''}")
+
+
+def _encodable(text: str, kind: str) -> str:
+    """The text in the characters of the output; Markdown has entities for the others."""
+    encoding = sys.stdout.encoding or "utf-8"
+    shown = text.encode(encoding, "xmlcharrefreplace" if kind == "md" else "replace").decode(encoding)
+    if shown != text:
+        _say(f"the output is {encoding}, which lacks some characters: --out writes UTF-8", style="yellow")
+    return shown
 
 
 def _say(text: str, style: str | None = None) -> None:

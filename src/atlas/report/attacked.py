@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,9 +41,10 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     key = {"model": run.weights, "data": data_hash, **settings.table()}
     key |= {"threat": [type(threat).__name__, threat.eps], "attack": attack_table(settings.attack)}
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
-    found = _known(path)
+    found = _known(path, key)
     if found is None:
-        found = _made(run, data, settings, tell)
+        tensors, about = _made(run, data, settings, tell)
+        found = tensors, {**about, "key": _plain(key)}
         try:
             save_tensors(path, *found)
         except DiskError as error:  # such as a folder of somebody else's
@@ -54,11 +57,18 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     )
 
 
-def _known(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def _known(path: Path, key: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """What is kept under the key. A damaged file, or one copied from elsewhere, is made again."""
     if path.exists():
-        with suppress(CheckpointError):  # damaged: it is made again
-            return load_tensors(path)
+        with suppress(CheckpointError):
+            tensors, about = load_tensors(path)
+            return (tensors, about) if about.get("key") == _plain(key) else None
     return None
+
+
+def _plain(key: Mapping[str, Any]) -> Any:
+    """As JSON gives it back."""
+    return json.loads(json.dumps(key))
 
 
 def _made(

@@ -319,12 +319,17 @@ def _names(places: Sequence[Path]) -> list[str]:
 
 
 def _epochs(path: Path) -> tuple[Epoch, ...]:
-    found = []
+    found = list[Epoch]()
     for record in read_metrics(path):
         if record.get("kind") == "epoch":
             number, robust, clean, jacobian = (
                 _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
             )
+            if number != len(found) or jacobian < 0:
+                raise CheckpointError(
+                    f"{path}: expected epoch {len(found)} with a jacobian of 0 or more, got epoch {number:g} "
+                    f"with {jacobian:g}: the file is damaged"
+                )
             marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
             shares = (record.get(key) for key in ("val_majority", "val_balanced"))
             found.append(Epoch(int(number) + 1, robust, clean, jacobian, *marks, *shares))
@@ -334,5 +339,5 @@ def _epochs(path: Path) -> tuple[Epoch, ...]:
 def _number(record: Mapping[str, Any], key: str, path: Path) -> float:
     value = record.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"{path}: {key} is {value!r}; wanted a number: is it the file of a run?")
+        raise CheckpointError(f"{path}: {key} must be a number, got {value!r}: is it the file of a run?")
     return float(value) if math.isfinite(value) else math.nan

@@ -165,7 +165,7 @@ def _worst_class(report: Report) -> Cell:
     if report.worst_class is None:
         return Cell("")
     label, score = report.worst_class
-    return replace(Cell.of(score), note=report.named(label))
+    return replace(Cell.of(score), note=f"class {report.named(label)}")
 
 
 def _difference(pair: Paired | None) -> Cell:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from contextlib import suppress
 from pathlib import Path
 
 from atlas.errors import CheckpointError
 from atlas.evaluation import Flag, Report
+from atlas.evaluation.folder import CONFIG, SUMMARY
 from atlas.evaluation.load import load_report
 
 NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
@@ -37,7 +40,7 @@ def evaluations_of(
         found[folder.name] = report
     beside = [*path.parent.glob("*/summary.json"), *_reproduced(path).glob("*/summary.json")]
     for place in sorted(beside) if weights is not None else ():
-        if not (place.parent / "metrics.jsonl").exists() and _model_of(place) in (weights, former):
+        if {weights, former} & _models_of(place.parent):
             found[place.parent.name] = checked_report(place.parent)
     if found and weights is None:
         notes.append("without the weights nobody can tell whether its evaluations are of them")
@@ -54,33 +57,42 @@ def _reproduced(path: Path) -> Path:
     return path.parent.parent / EVALUATIONS / path.name
 
 
-def _model_of(summary: Path) -> object:
-    """Of which model an evaluation that lies beside a run is; nothing where it is no evaluation."""
-    try:
-        return json.loads(summary.read_text())["about"]["model"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
+def _models_of(folder: Path) -> set[str]:
+    """Of which model an evaluation that lies beside a run is, by its files that can be read.
+
+    By both of them, so that damage to one is found and not taken for another model.
+    """
+    found = set()
+    for name, where in ((SUMMARY, ("about", "model")), (CONFIG, ("model",))):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            value = json.loads((folder / name).read_bytes())
+            for key in where:
+                value = value[key]
+            found.add(str(value))
+    return found
 
 
 def checked_report(folder: Path) -> Report:
-    """The report of an evaluation whose parts belong together."""
+    """The report of an evaluation, with all that a page reads of it; the rest is verified by its reader."""
     report = load_report(folder)
     missing = [key for key in NEEDED if key not in report.about]
     threat = report.about.get("threat")
-    if not (isinstance(threat, dict) and "name" in threat and isinstance(threat.get("eps"), int | float)):
-        missing.append("its threat")
+    if not (isinstance(threat, dict) and "name" in threat and _possible(threat.get("eps"))):
+        missing.append("threat with an eps of 0 or more")
     if not all(isinstance(result.table, dict) for result in report.results.values()):
-        missing.append("its attacks")
-    if not all(isinstance(text, str) for flag in report.flags for text in _texts(flag)):
-        missing.append("its flags")
-    lengths = {label: len(result.attempt) for label, result in report.results.items()}
-    torn = [label for label, length in lengths.items() if length != report.n]
-    if missing or torn or len(report.ids) != report.n or len(report.clean_right) != report.n or not report.n:
-        what = f"says nothing of {missing}" if missing else f"has parts of different lengths {torn}"
-        raise CheckpointError(f"{folder} is no whole evaluation: it {what}; run it again")
+        missing.append("settings of its attacks")
+    if not all(map(_whole, report.flags)):
+        missing.append("texts of its warnings")
+    if missing:
+        raise CheckpointError(f"{folder / SUMMARY} must have {', '.join(missing)}: evaluate again")
     return report
 
 
-def _texts(flag: Flag) -> tuple[object, object]:
-    """What the file had for its texts."""
-    return flag.name, flag.message
+def _possible(eps: object) -> bool:
+    return isinstance(eps, int | float) and not isinstance(eps, bool) and 0 <= eps < math.inf
+
+
+def _whole(flag: Flag) -> bool:
+    """Whether the file had what a flag needs, which nothing has checked."""
+    kinds = {"name": str, "message": str, "fatal": bool}
+    return all(isinstance(getattr(flag, key), kind) for key, kind in kinds.items())

@@ -10,7 +10,7 @@ from torch import Tensor
 from atlas.data import Images
 from atlas.errors import CheckpointError
 from atlas.evaluation import Report
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.folder import EvaluationFolder, slug
 from atlas.report import pictures
 from atlas.report.study import SHOWN, Study
 from atlas.threat import L2, Linf
@@ -127,7 +127,8 @@ def kept_images(report: Report, images: Images | None = None) -> list[Kept]:
         places = result.fooled.nonzero()[:, 0].tolist()
         if kept[0].tolist() != report.ids[places].tolist():
             raise CheckpointError(
-                f"{report.folder}: the images kept for {label} are not those that it fooled; evaluate again"
+                f"{report.folder}/images-{slug(label)}.safetensors does not hold the images that {label} "
+                "fooled: evaluate again"
             )
         for place, x_adv in zip(places, kept[1], strict=True):
             y = int(report.y[place])

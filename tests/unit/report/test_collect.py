@@ -252,14 +252,67 @@ def test_an_evaluation_without_an_end_is_an_error_alone_and_a_note_beside_others
 
 
 def test_a_run_with_one_answer_or_imbalanced_classes_says_so(run: Path) -> None:
-    """In the records as training writes them; those of a version before have no checksum."""
     metrics = run / "metrics.jsonl"
-    records = [json.loads(line) for line in metrics.read_text().splitlines()]
     shares = {"constant": True, "val_majority": 0.96, "val_balanced": 0.1}
-    bare = [{key: value for key, value in record.items() if key != "crc"} for record in records]
-    metrics.write_text("".join(json.dumps(r | (shares if r.get("best") else {})) + "\n" for r in bare))
+    written(metrics, [r | (shares if r.get("best") else {}) for r in unsigned(metrics)])
     (found,) = collect([run])
     assert found.notes[0] == "constant: its weights give every validation image the same answer"
     text = page.render([found], {}, "x")
     assert "share of the largest class 96.0%, mean over the classes 10.0%" in text
     assert "one answer for every validation image" in text
+
+
+def rewritten(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def unsigned(metrics: Path) -> list[dict[str, object]]:
+    """The records as versions without checksums wrote them."""
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "crc"} for record in records]
+
+
+def written(metrics: Path, records: list[dict[str, object]]) -> None:
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "config.json"])
+def test_another_eps_in_an_evaluation_is_refused(run: Path, name: str) -> None:
+    rewritten(run / "evaluations/quick-0" / name, '"eps": 0.1', '"eps": 0.3')
+    with pytest.raises(CheckpointError, match=name):
+        collect([run])
+
+
+def test_verdicts_of_another_evaluation_are_refused(run: Path, two_runs: list[Path]) -> None:
+    name = "evaluations/quick-0/attack-pgd-3.npz"
+    shutil.copy(two_runs[1] / name, run / name)
+    with pytest.raises(CheckpointError, match=r"attack-pgd-3\.npz"):
+        collect([run])
+
+
+def test_impossible_metrics_are_refused_even_without_checksums(run: Path) -> None:
+    metrics = run / "metrics.jsonl"
+    records = unsigned(metrics)
+    written(metrics, records)
+    assert len(collect([run])[0].epochs) == 3
+    epochs = [record for record in records if record["kind"] == "epoch"]
+    cases = [
+        [epochs[0] | {"val_clean": 1.1}],
+        epochs[1:],
+        [epochs[0], *epochs],
+        [epochs[0] | {"jacobian": -1}],
+    ]
+    for case in cases:
+        written(metrics, case)
+        with pytest.raises(CheckpointError, match=r"metrics\.jsonl"):
+            collect([run])
+
+
+@pytest.mark.parametrize("damaged", ["summary.json", "config.json"])
+def test_damage_to_an_evaluation_beside_its_run_is_not_overlooked(run: Path, damaged: str) -> None:
+    (run / "evaluations/quick-0").rename(run.parent / "apart")
+    (run.parent / "apart" / damaged).write_text("{")
+    with pytest.raises(CheckpointError, match=f"apart/{damaged}"):
+        collect([run])

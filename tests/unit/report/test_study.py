@@ -130,6 +130,13 @@ def test_a_second_time_nothing_is_attacked(
     kept.write_bytes(kept.read_bytes()[:-9])
     again = study(run, images, Settings(n=20), Told())
     assert torch.equal(first.logits_adv, again.logits_adv)
+    (other,) = collect(two_runs[1:])
+    study(replace(other, path=tmp_path / "other"), images, Settings(n=20), Told())
+    (copied,) = (tmp_path / "other/report").glob("study-*.safetensors")
+    kept.write_bytes(copied.read_bytes())
+    again = study(run, images, Settings(n=20), told := Told())
+    assert torch.equal(first.logits_adv, again.logits_adv)
+    assert told.steps, "what was kept for other weights is made again"
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_hindrance(two_runs: list[Path], tmp_path: Path) -> None:
