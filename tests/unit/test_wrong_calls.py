@@ -102,4 +102,4 @@ def test_eps_is_printed_as_it_was_typed(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(AtlasError, match=r"RayS got L2\(eps=128/255\)"):
         RayS()(net(), X, Y, atlas.L2(128 / 255))
     fitted(threat=threat, progress=True)
-    assert "eps 8/255" in capsys.readouterr().err
+    assert "8/255" in capsys.readouterr().err
