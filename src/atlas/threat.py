@@ -108,8 +108,11 @@ class Threat(ABC):
         """x_adv after a steepest-ascent step of length `size` (a number, or one for each lane)."""
 
     @abstractmethod
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        """The point of ball and box that is nearest to x_adv; a new tensor."""
+    def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
+        """The point of ball and box that is nearest to x_adv; a new tensor.
+
+        `eps` [B] gives each example a radius of its own, in place of the threat's.
+        """
 
     @abstractmethod
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
@@ -129,8 +132,9 @@ class Linf(Threat):
             size = per_example(size, x_adv)
         return x_adv + gradient.sign().mul_(size)
 
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
-        return torch.clamp(x_adv, x - self.eps, x + self.eps).clamp_(0, 1)
+    def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
+        radius = self.eps if eps is None else per_example(eps, x)
+        return torch.clamp(x_adv, x - radius, x + radius).clamp_(0, 1)
 
     def distance(self, x_adv: Tensor, x: Tensor) -> Tensor:
         return (x_adv - x).abs_().flatten(1).amax(1)
@@ -154,7 +158,7 @@ class L2(Threat):
             size = per_example(size, x_adv)
         return x_adv + direction.mul_(size)
 
-    def project(self, x_adv: Tensor, x: Tensor) -> Tensor:
+    def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
         """x + t (x_adv - x), cut by the box, with the largest t <= 1 that stays in the ball.
 
         Shrinking to the ball first and cutting afterwards would lose some of the radius at every step,
@@ -163,11 +167,12 @@ class L2(Threat):
         delta = x_adv - x
         edge = delta.sign().add_(1).div_(2)  # of the box, on the side to which each pixel moves
         room = edge.sub_(x).flatten(1).square_()
-        shrink = self._shrink(delta.flatten(1).square(), room)
+        radius = self.eps if eps is None else eps[:, None]
+        shrink = self._shrink(delta.flatten(1).square(), room, radius**2)
         return delta.mul_(per_example(shrink, x)).add_(x).clamp_(0, 1)
 
-    def _shrink(self, squares: Tensor, room: Tensor) -> Tensor:
-        """The largest t <= 1 with sum_i min(t^2 squares_i, room_i) <= eps^2, [B].
+    def _shrink(self, squares: Tensor, room: Tensor, eps2: Tensor | float) -> Tensor:
+        """The largest t <= 1 with sum_i min(t^2 squares_i, room_i) <= eps2, [B].
 
         The sum is concave in t^2, so Newton's method climbs from 0 to the root and never beyond it. A lane
         stands still once it is there, however long the others take.
@@ -178,7 +183,7 @@ class L2(Threat):
             grown = squares * t2
             free = (room - grown).sign_().clamp_min_(0)  # a mask in floats: several times faster here
             slope = free.mul_(squares).sum(1, keepdim=True).clamp_min_(unit.tiny)
-            left = self.eps**2 - torch.minimum(grown, room).sum(1, keepdim=True)
+            left = eps2 - torch.minimum(grown, room).sum(1, keepdim=True)
             better = (t2 + left / slope).clamp_max_(1)
             moved = better > t2 * (1 + 4 * unit.eps)
             if not moved.any():

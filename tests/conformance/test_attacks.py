@@ -26,6 +26,7 @@ from atlas.attacks import (
     Square,
     TargetedAPGD,
     TargetedFAB,
+    TargetedShrink,
     Untargeted,
     lanes,
 )
@@ -58,6 +59,7 @@ ROWS: dict[str, list[Attack]] = {
         MultiTargeted(steps=2, restarts=2, optimizer="adam", step_size=0.05),
     ],
     "rays": [RayS(queries=60)],
+    "shrink-t": [TargetedShrink(steps=4), TargetedShrink(targets=1, steps=7, restarts=2, far=1.5)],
 }
 CASES = [attack for row in ROWS.values() for attack in row]
 CLIMBING = [attack for attack in CASES if isinstance(attack, Climb)]

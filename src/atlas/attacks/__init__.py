@@ -12,6 +12,7 @@ from atlas.attacks.ledger import Outcome
 from atlas.attacks.margin import MultiTargeted, Untargeted
 from atlas.attacks.pgd import FGSM, PGD
 from atlas.attacks.rays import RayS, distance_curve
+from atlas.attacks.shrink import TargetedShrink
 from atlas.attacks.square import Square
 from atlas.attacks.state import Fresh, State, Step
 from atlas.attacks.transfer import Transfer
@@ -27,6 +28,7 @@ ATTACKS: dict[str, type[Attack]] = {
     "un-t": Untargeted,
     "multi-t": MultiTargeted,
     "rays": RayS,
+    "shrink-t": TargetedShrink,
 }
 """Every attack by its name in a configuration; `Transfer` is made of models, which have none."""
 
@@ -51,6 +53,7 @@ __all__ = [
     "Step",
     "TargetedAPGD",
     "TargetedFAB",
+    "TargetedShrink",
     "Transfer",
     "Untargeted",
     "adapt",

@@ -39,11 +39,11 @@ def names() -> list[str]:
     return list(_tables())
 
 
-def suite(name: str, data: str = "", within: tuple[str, ...] = ()) -> Suite:
+def suite(name: str, data: str = "", within: tuple[str, ...] = (), norm: str = "linf") -> Suite:
     """The suite of this name, in its form for the data set `data` where there is one; or that of a file.
 
-    A custom file (.toml) is such a table as those of `suites.toml`, at its top level. `within` are the files
-    that include it.
+    A form with steps in pixels of one norm says so, and is taken for that `norm` only. A custom file (.toml)
+    is such a table as those of `suites.toml`, at its top level. `within` are the files that include it.
     """
     if name.endswith(".toml"):
         if any(Path(name).resolve() == Path(outer).resolve() for outer in within):
@@ -54,7 +54,9 @@ def suite(name: str, data: str = "", within: tuple[str, ...] = ()) -> Suite:
         if name not in tables:
             raise unknown("suite", name, tables)
         table = tables.get(f"{name}-{data}", tables[name])
-    entries = _all(table, data, within)
+        if table.get("norm", norm) != norm:
+            table = tables[name]
+    entries = _all(table, data, within, norm)
     attacks = {e["label"]: {k: v for k, v in e.items() if k != "label"} for e in entries}
     if len(attacks) < len(entries):
         raise UsageError(f"suite {name}: two attacks share a label, of {[e['label'] for e in entries]}")
@@ -86,7 +88,7 @@ def _is_entry(entry: object) -> bool:
     return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("label", "name"))
 
 
-def _all(table: Mapping[str, Any], data: str, within: tuple[str, ...]) -> list[dict[str, Any]]:
-    included = [suite(name, data, within).attacks for name in table.get("includes", ())]
+def _all(table: Mapping[str, Any], data: str, within: tuple[str, ...], norm: str) -> list[dict[str, Any]]:
+    included = [suite(name, data, within, norm).attacks for name in table.get("includes", ())]
     entries = [{"label": label, **attack} for attacks in included for label, attack in attacks.items()]
     return [*entries, *table.get("attacks", ())]

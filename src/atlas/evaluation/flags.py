@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
+from atlas.attacks.ledger import SURVIVED
 from atlas.evaluation.score import Score
 from atlas.threat import Threat, eps_text
 
@@ -35,12 +36,19 @@ MEANINGS = {
     "zero-gradients": "where the gradient vanishes, a gradient attack cannot start, whatever its budget",
     "not-uphill": "the gradient does not point to where the model errs, as if it were masked, and gradient "
     "attacks find less than there is",
+    "misleading": "near the images the outputs change otherwise than the gradient says, as where it is "
+    "masked, shattered or noise; gradient attacks find less than there is, and the worst case may be far "
+    "lower: try --suite autoattack, and attack the model without the layer that does it",
     "large-eps": "with the whole pixel box to move in every image can become one of another class; an "
     "attack that fails there is broken, and so is the accuracy that it reports",
     "one-step": "many small steps can do all that a large one does; that they find less is a sign of masked "
     "gradients",
     "black-box-stronger": "who sees the gradients can do all that a black box attack does; that they find "
     "less is a sign of masked gradients or of too small a budget, and the worst case is likely lower still",
+    "far-ahead": "attacks with gradients and similar budgets should find much the same; where the others "
+    "stall, this one may have stalled too, and the worst case may be lower: try --suite autoattack",
+    "queries-only": "an attack that sees gradients finds more, often far more; read the worst case as an "
+    "upper bound, and evaluate the model in a form that has gradients if there is one",
     "short-reach": "most of the ball is out of its reach, and what it leaves says little of the rest; steps "
     "made for another radius or norm? With relative_step they would follow eps",
     "still-gaining": "the search had not come to its end; more steps or restarts are likely to fool more",
@@ -59,6 +67,10 @@ MOST_CLASSES = 5
 """Classes that a message names."""
 FEWEST_STEPS = 8
 """Below that a quarter of the steps is one step, and says nothing of convergence."""
+LEAD_SHARE, LEAD_PART = 0.1, 0.5
+"""An attack is far ahead if it alone fools this share of all images, and this part of what the rest left."""
+RIVAL_BUDGET = 0.25
+"""Of its budget, steps times attempts, is the least with which another attack is compared with it."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,11 @@ class Record:
         return self.attempt >= 0
 
     @property
+    def survived(self) -> Tensor:
+        """Right under every attempt of this attack, bool [N]."""
+        return self.attempt == SURVIVED
+
+    @property
     def late(self) -> Tensor:
         """Fooled by the last quarter of the attempts, or in the last quarter of the steps of the only one."""
         if self.attempts > 1:
@@ -125,7 +142,7 @@ class Record:
 
 def after(records: Sequence[Record]) -> list[Flag]:
     """The flags that the outcomes of all attacks of an evaluation raise."""
-    checks = (_non_finite, _black_box_stronger, _one_step, _still_gaining)
+    checks = (_non_finite, _queries_only, _black_box_stronger, _far_ahead, _one_step, _still_gaining)
     return [flag for check in checks for flag in check(records)] if records else []
 
 
@@ -192,6 +209,31 @@ def _black_box_stronger(records: Sequence[Record]) -> list[Flag]:
     return flags
 
 
+def _queries_only(records: Sequence[Record]) -> list[Flag]:
+    if any(r.white_box for r in records):
+        return []
+    names = ", ".join(r.name for r in records)
+    return [raised("queries-only", f"no white-box attack was run, only {names}, of {len(records)} in all")]
+
+
+def _far_ahead(records: Sequence[Record]) -> list[Flag]:
+    flags = []
+    for record in (r for r in records if r.white_box):
+        least = RIVAL_BUDGET * record.steps * record.attempts
+        rivals = [r for r in records if r.white_box and r is not record and r.steps * r.attempts >= least]
+        if not rivals:
+            continue
+        left = reduce(torch.logical_and, [r.survived for r in rivals])
+        alone, n = int((record.fooled & left).sum()), len(left)
+        if alone >= max(LEAST_IMAGES, LEAD_SHARE * n, LEAD_PART * int(left.sum())):
+            names = " and ".join(r.name for r in rivals)
+            text = (
+                f"of {n} images, {record.name} alone fools {alone} of the {int(left.sum())} that {names} left"
+            )
+            flags.append(raised("far-ahead", text))
+    return flags
+
+
 def _one_step(records: Sequence[Record]) -> list[Flag]:
     white = [r for r in records if r.white_box]
     many = [r for r in white if r.steps > 1]
@@ -206,9 +248,15 @@ def _one_step(records: Sequence[Record]) -> list[Flag]:
 
 
 def _still_gaining(records: Sequence[Record]) -> list[Flag]:
-    """Late successes count where no other attack had its success early."""
+    """Late successes count where no other attack had its success early.
+
+    In a chain an attack of the same kind that was given what this one left has gone on in its place.
+    """
     flags = []
-    for record in records:
+    for k, record in enumerate(records):
+        later = [r for r in records[k + 1 :] if r.white_box == record.white_box]
+        if record.fooled.any() and any(not (r.tried & record.fooled).any() for r in later):
+            continue
         others = [r for r in records if r is not record]
         early = reduce(torch.logical_or, [r.fooled & ~r.late for r in others], torch.zeros_like(record.tried))
         late, n = int((record.late & ~early).sum()), len(record.tried)

@@ -97,7 +97,7 @@ def planned(
 
     `alone` runs each attack on every image, also where the suite has it on what is still standing.
     """
-    chosen = suite(name, data)
+    chosen = suite(name, data, norm=type(threat).__name__.lower())
     tables = _only(chosen.attacks, only)
     attacks: dict[str, Attack] = {}
     left_out: dict[str, str] = {}

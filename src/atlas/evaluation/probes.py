@@ -40,6 +40,12 @@ CHANCES = 3
 """Random steps that a step along the gradient has to beat at its length."""
 FLOAT_NOISE = 1e-5
 """A rise below this share of the largest logit may be rounding."""
+WAYS, WAY_LENGTHS, WAY_PIXELS = 6, (1.0, 1 / 3, 1 / 10), 1 / 16
+"""Random steps there and back by which gradients are checked, their lengths in units of eps, and the share of
+pixels that one moves: all of them would move by next to nothing in L2, where an attack moves a few a lot."""
+MISSED, MISSED_SHARE = 0.25, 0.25
+"""The part of what such steps do that the gradient may miss, at the best length, and the share of images at
+which it may miss more. Honest models had up to 0.18 such images."""
 LARGE_SHARE = 0.05
 """Images that may stand with the whole pixel box to move in; of honest models' images none did."""
 LARGE_EPS = PGD(steps=20, relative_step=0.1, objective="margin", start_at="clean")
@@ -176,7 +182,7 @@ def _gradients(right: _Right, unsteady: bool) -> list[Flag]:
         flags = _zero_gradients(uphill, of_ce) + _large_eps(right)
         if unsteady or right.threat.eps == 0:
             return flags
-        return flags + _not_uphill(right, uphill) + _one_step(right)
+        return flags + _not_uphill(right, uphill) + _misleading(right) + _one_step(right)
     except NotFinite as error:
         text = f"gradients are NaN or infinite at {int(error.lanes.sum())} of {len(error.lanes)} images"
         return [raised("non-finite", text, fatal=True)]
@@ -226,6 +232,36 @@ def _not_uphill(right: _Right, gradient: Tensor) -> list[Flag]:
         return []
     text = f"at {down} of {n} images no step along the margin's gradient does better than random steps"
     return [raised("not-uphill", text, fatal=down >= DOWN_SHARE_FATAL * n)]
+
+
+def _misleading(right: _Right) -> list[Flag]:
+    """Whether the gradient foretells what random steps do, from a point near the image.
+
+    Steps go both ways from the point: so the curvature of an honest model cancels, and a mask, waves, noise
+    or a gradient from elsewhere do not. Any length will do, as for `_not_uphill`.
+    """
+    threat, y, n = right.threat, right.y, len(right)
+    x = threat.at(threat.eps / 2).random_start(right.x, right.rng.fold("near"))
+    gradient = input_gradients(right.model, x, y, margin, right.batch_size)
+    noise = FLOAT_NOISE * right.ask(x).abs().amax(1)
+    least = torch.full_like(noise, torch.inf)
+    for length in WAY_LENGTHS:
+        missed, whole = torch.zeros_like(noise), torch.zeros_like(noise)
+        for k in range(WAYS):
+            rng = right.rng.fold("way", k)
+            few = rng.fold("pixels").uniform(x.shape[1:], dtype=x.dtype) < WAY_PIXELS
+            way = rng.normal(x.shape[1:], x.dtype) * few
+            ends = [threat.ascend(x, way * sign, length * threat.eps).clamp_(0, 1) for sign in (1, -1)]
+            there, back = (margin(right.ask(end), y) for end in ends)
+            rise, foretold = there - back, (gradient * (ends[0] - ends[1])).flatten(1).sum(1)
+            missed += ((rise - foretold).abs() - noise).clamp_min(0).square()
+            whole += torch.maximum(rise.square(), foretold.square())
+        least = torch.minimum(least, missed / whole.clamp_min(torch.finfo(whole.dtype).tiny))
+    wrong = int((least > MISSED).sum())
+    if wrong <= MISSED_SHARE * n:
+        return []
+    text = f"at {wrong} of {n} images the gradient misses over a quarter of what random steps near them do"
+    return [raised("misleading", text)]
 
 
 def _one_step(right: _Right) -> list[Flag]:

@@ -74,9 +74,25 @@ def test_black_box_stronger(more: int, wanted: list[str]) -> None:
 
 
 def test_black_box_stronger_needs_a_white_box_attack_that_tried() -> None:
-    assert after([square(range(200))]) == []
+    assert names(after([square(range(200))])) == ["queries-only"]
     assert after([square(range(200)), record("pgd", [], tried=range(200, N))]) == []
     assert names(after([record("pgd", []), square(range(10, 20))])) == ["black-box-stronger"]
+
+
+def test_no_white_box_attack_is_said() -> None:
+    (flag,) = after([square([3])])
+    assert (flag.name, flag.fatal) == ("queries-only", False)
+    assert "only square" in flag.message
+    assert after([square([3]), record("pgd", range(9))]) == []
+
+
+@pytest.mark.parametrize(("alone", "wanted"), [(0.05, []), (0.4, ["far-ahead"])])
+def test_one_attack_far_ahead_of_its_rivals(alone: float, wanted: list[str]) -> None:
+    """As FAB-T under L2, which alone finds most of what both APGDs left."""
+    rest = [record("apgd", range(N // 2)), record("apgd-t", range(N // 2))]
+    flags = after([*rest, record("fab-t", range(N // 2, int(N / 2 + alone * N)))])
+    assert names(flags) == wanted
+    assert not any(flag.fatal for flag in flags)
 
 
 def test_one_image_is_never_enough() -> None:

@@ -125,6 +125,10 @@ BAD: dict[str, tuple[Callable[[Model, Tensor], Tensor], dict[str, bool]]] = {
         lambda f, x: f(x + 0.05 * torch.sin(3000 * x)),
         {"large-eps": True, "one-step": False},
     ),
+    "a shattered gradient of small amplitude": (
+        lambda f, x: f(x + 0.005 * torch.sin(1000 * x)),
+        {"misleading": False},
+    ),
     "clipped logits": (lambda f, x: f(x).clamp(-2, 2), {"zero-gradients": True, "large-eps": True}),
     "noise on the images": (lambda f, x: f(x + 0.05 * torch.randn_like(x)), {"random": True}),
     "dropout": (lambda f, x: F.dropout(f(x), 0.1), {"random": True}),
@@ -167,6 +171,7 @@ def test_one_answer_to_all_clean_images_is_no_way_around_the_probes() -> None:
 
 def test_every_flag_before_an_evaluation_has_such_a_model() -> None:
     of_attacks = {"short-reach", "black-box-stronger", "still-gaining", "class-at-zero", "changing"}
+    of_attacks |= {"far-ahead", "queries-only"}
     assert {name for _, wanted in BAD.values() for name in wanted} == set(MEANINGS) - of_attacks
 
 
