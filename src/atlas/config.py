@@ -11,16 +11,18 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, wraps
 from operator import index
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from atlas.errors import UsageError, choose, unknown
 
 T = TypeVar("T")
+P = ParamSpec("P")
+R = TypeVar("R")
 Table = dict[str, Any]
 LARGEST = 2**63
 """Beyond all whole numbers: tensors and times hold none of more bits."""
@@ -81,13 +83,41 @@ def check_fields(value: Any, where: str | None = None) -> None:
             object.__setattr__(value, name, plain)
 
 
+def check_arguments(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Check the arguments of a public function by their types, but those that it checks on its `own`."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                bound, types_of = signature.bind(*args, **kwargs), _types(function)
+            except TypeError:  # of Python's own messages those of the function itself name it
+                return function(*args, **kwargs)
+            for name in bound.arguments.keys() & types_of.keys() - {*own}:
+                bound.arguments[name] = _parse(bound.arguments[name], types_of[name], {}, name)
+            return function(*bound.args, **bound.kwargs)
+
+        return checked
+
+    return decorate
+
+
 @cache
 def _field_types(kind: Any) -> dict[str, Any]:
+    types_of = _types(kind)
+    return (
+        {f.name: types_of[f.name] for f in fields(kind) if f.name in types_of} if is_dataclass(kind) else {}
+    )
+
+
+@cache
+def _types(target: Any) -> dict[str, Any]:
     try:
-        hints = get_type_hints(kind)
-    except NameError:  # a custom class may name types that are imported for type checkers only
+        return get_type_hints(target)
+    except NameError:  # custom code may name types that are imported for type checkers only
         return {}
-    return {f.name: hints[f.name] for f in fields(kind)} if is_dataclass(kind) else {}
 
 
 def check_counts(**counts: int) -> None:
@@ -140,8 +170,12 @@ def _parse(value: Any, wanted: Any, registries: Registries, where: str) -> Any:
     if wanted is int:
         return integer(value, where)
     if _is_a(value, origin or wanted):
+        if origin is Mapping:
+            for key, below in value.items():
+                _parse(key, get_args(wanted)[0], {}, f"the key {key!r} of {where}")
+                _parse(below, get_args(wanted)[1], registries, f"{where}[{key!r}]")
         return value
-    made_of_tables = wanted in registries or is_dataclass(wanted)
+    made_of_tables = wanted in registries or (is_dataclass(wanted) and not inspect.isabstract(wanted))
     if made_of_tables and (registries or isinstance(value, Mapping)):
         return build(wanted, value, registries, where)
     raise _mismatch(value, _expected(wanted), where)
@@ -149,7 +183,8 @@ def _parse(value: Any, wanted: Any, registries: Registries, where: str) -> Any:
 
 def _is_a(value: Any, kind: Any) -> bool:
     try:
-        return isinstance(value, kind)
+        # Arrays and tensors are as good as lists, but say of themselves that they are no sequences.
+        return isinstance(value, kind) or (kind is Sequence and hasattr(value, "__array__"))
     except TypeError:  # Any, a Protocol: nothing that could be checked
         return True
 
@@ -175,19 +210,11 @@ def _expected(wanted: Any) -> str:
         return simple[wanted]
     if get_origin(wanted) is Literal:
         return " or ".join(map(repr, get_args(wanted)))
-    name = getattr(get_origin(wanted) or wanted, "__name__", str(wanted))
-    made = sorted({kind.__name__ for kind in _concrete(wanted)} - {name})
-    article = "an" if name[0] in "AEIOU" else "a"
-    return f"{article} {name}" + (f" ({', '.join(made)})" if made else "")
-
-
-def _concrete(kind: Any) -> Iterator[type]:
-    """The classes below this one that can be made."""
-    subclasses: list[type] = kind.__subclasses__() if isinstance(kind, type) else []
-    for below in subclasses:
-        if not inspect.isabstract(below):
-            yield below
-        yield from _concrete(below)
+    kind = get_origin(wanted) or wanted
+    if kind in (Callable, Sequence, Mapping):
+        return {Callable: "callable", Sequence: "a list or tuple", Mapping: "a dict"}[kind]
+    name = getattr(kind, "__name__", str(kind))
+    return getattr(kind, "expected", f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
 
 
 def _mismatch(value: Any, wanted: str, where: str) -> UsageError:

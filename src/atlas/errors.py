@@ -91,8 +91,9 @@ class Interrupted(AtlasError):
 def unknown(kind: str, name: object, choices: Iterable[str]) -> UsageError:
     """The error for a name that is not among the choices, with the nearest one."""
     known = sorted(choices)
-    near = get_close_matches(str(name), known, n=1)
-    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    lower = {choice.lower(): choice for choice in known}
+    near = get_close_matches(str(name).lower(), lower, n=1)
+    hint = f" (did you mean {lower[near[0]]!r}?)" if near else ""
     return UsageError(f"unknown {kind} {name!r}{hint}; choose from: {', '.join(known)}")
 
 

@@ -73,9 +73,17 @@ class Rng:
 
     key: Tensor
 
+    def __post_init__(self) -> None:
+        key: object = self.key
+        if not isinstance(key, Tensor) or key.dtype != torch.int64 or key.dim() != 1:
+            raise UsageError(f"Rng.key must be an int64 tensor [B], got {key!r}: use Rng.batch(len(x))")
+
     @classmethod
     def lanes(cls, seed: int, examples: Tensor) -> Rng:
         """The root streams of the examples with these indices ([B], any integer type)."""
+        given: object = examples
+        if not isinstance(given, Tensor) or given.is_floating_point():
+            raise UsageError(f"examples must be an integer tensor [B], got {given!r}")
         return cls(torch.zeros_like(examples, dtype=torch.int64)).fold(seed, examples)
 
     @classmethod

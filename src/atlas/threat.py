@@ -52,9 +52,7 @@ def check_pixels(x: Tensor) -> None:
 def check_threat(threat: object) -> None:
     """Refuse what is no threat, such as a bare number."""
     if not isinstance(threat, Threat):
-        raise UsageError(
-            f"threat must be atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255), got {threat!r}"
-        )
+        raise UsageError(f"threat must be {Threat.expected}, got {threat!r}")
 
 
 def per_example(scalars: Tensor, like: Tensor) -> Tensor:
@@ -68,6 +66,8 @@ class Threat(ABC):
 
     eps: float
     largest_eps: ClassVar[float] = math.inf
+    expected: ClassVar[str] = "atlas.Linf(eps) or atlas.L2(eps), such as Linf(8 / 255)"
+    """What an error asks for in the place of something else."""
 
     def __post_init__(self) -> None:
         check_fields(self)

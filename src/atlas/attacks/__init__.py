@@ -1,4 +1,8 @@
-"""Attacks, as values: ``PGD(steps=20, step_size=0.01)(model, x, y, Linf(0.3))`` gives x_adv."""
+"""Attacks, as values.
+
+    x_adv = PGD(steps=10).perturb(model, x, y, Linf(0.3))   # for training: every step, on every image
+    x_adv = PGD(steps=20)(model, x, y, Linf(0.3))           # for evaluation: stops at the first success
+"""
 
 from atlas.attacks.adapters import Adapted, adapt
 from atlas.attacks.apgd import APGD, TargetedAPGD

@@ -15,16 +15,16 @@ import math
 from abc import ABC, abstractmethod
 from typing import ClassVar, Generic
 
-import torch
 from torch import Tensor
 
 from atlas.attacks import lanes
-from atlas.attacks.frozen import BatchNormMode, Model, check_autograd
+from atlas.attacks.frozen import BatchNormMode, Model
+from atlas.attacks.inputs import checked_inputs, explained
 from atlas.attacks.state import Fresh, S, Step
 from atlas.config import check_fields
-from atlas.errors import DataError, UsageError
+from atlas.errors import UsageError
 from atlas.rng import Rng
-from atlas.threat import Threat, check_pixels, check_threat
+from atlas.threat import Threat
 
 LEAST_REACH = 0.5
 """Of eps. The paper's own PGD-20 on MNIST goes two thirds of it."""
@@ -35,6 +35,8 @@ class Attack(ABC, Generic[S]):
 
     steps: int
     """After how many steps a lane is done."""
+    expected: ClassVar[str] = "an attack, such as PGD(steps=20), or atlas.attacks.adapt(theirs)"
+    """What an error asks for in the place of something else."""
     version: ClassVar[int] = 1
     """Raised with every change that may change a verdict: kept results of other versions are not reused."""
     white_box: ClassVar[bool] = True
@@ -110,7 +112,8 @@ class Attack(ABC, Generic[S]):
             DataError: for images or labels that do not fit.
         """
         x, y = checked_inputs(x, y, threat)
-        return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
+        with explained(model, x, y):
+            return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
 
     def perturb(
         self,
@@ -145,29 +148,3 @@ class Attack(ABC, Generic[S]):
             f"{type(self).__name__} is for evaluation only: call it as attack(model, x, y, threat). "
             "To train, use FGSM() or PGD()"
         )
-
-
-def checked_inputs(x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor]:
-    """x, and y as int64, if an attack or a loss can work with them."""
-    check_autograd()
-    check_threat(threat)
-    y = _checked_labels(x, y)
-    check_pixels(x)
-    # Autograd refuses tensors that were made in inference mode, but not copies of them.
-    x, y = (tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
-    return x, y
-
-
-def _checked_labels(x: object, y: object) -> Tensor:
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        kinds = f"{type(x).__name__} and {type(y).__name__}"
-        raise DataError(f"got {kinds}; wanted tensors: images [B, C, H, W] and labels [B]")
-    whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-    if not whole or x.ndim < 2 or y.shape != x.shape[:1]:
-        raise DataError(
-            f"got images {list(x.shape)} and labels {list(y.shape)} of {y.dtype}; wanted images [B, C, H, W] "
-            "and whole numbers [B], the class of each"
-        )
-    if len(y) and y.amin() < 0:
-        raise DataError(f"labels go from {int(y.amin())} to {int(y.amax())}; wanted 0 and above")
-    return y.to(torch.int64)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack, checked_inputs
+from atlas.attacks.attack import Attack
 from atlas.attacks.frozen import BatchNormMode, Model, frozen
+from atlas.attacks.inputs import checked_inputs, explained
 from atlas.attacks.state import Fresh, S
 from atlas.rng import Rng, streams
 from atlas.threat import Threat
@@ -19,6 +20,7 @@ class Climb(Attack[S]):
     """Base of the attacks that a method may train on."""
 
     restarts: int
+    expected: ClassVar[str] = "an attack to train on: FGSM() or PGD(steps=10)"
 
     def attempts(self, num_classes: int) -> int:
         return self.restarts
@@ -41,7 +43,8 @@ class Climb(Attack[S]):
         mode: BatchNormMode = "eval",
     ) -> Tensor:
         x, y = checked_inputs(x, y, threat)
-        return self.craft(model, x, y, threat, streams(rng, x), mode)
+        with explained(model, x, y):
+            return self.craft(model, x, y, threat, streams(rng, x), mode)
 
     def craft(
         self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"

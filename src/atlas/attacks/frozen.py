@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from atlas.attacks.folded import FoldedConv, slow_convolutions
-from atlas.errors import UsageError
+from atlas.errors import UsageError, unknown
 
 Model = Callable[[Tensor], Tensor]
 BatchNormMode = Literal["eval", "train"]
@@ -50,6 +50,8 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> 
     With `fold`, a first layer that sees one channel takes its gradient in a faster way: see `FoldedConv`.
     """
     check_autograd()
+    if mode not in get_args(BatchNormMode):
+        raise unknown("mode", mode, get_args(BatchNormMode))
     if not isinstance(model, nn.Module):
         yield
         return

@@ -46,27 +46,37 @@ def _input_gradient(
     x_adv = x_adv.detach().requires_grad_()
     with torch.enable_grad():
         logits = model(x_adv)
-        (gradient,) = torch.autograd.grad(objective(logits).sum(), x_adv)
+        gradient = _gradient(objective(logits).sum(), x_adv)
+    if gradient is None:
+        raise UsageError(f"the attack needs gradients and {_none()}")
     return logits.detach(), gradient
+
+
+def _gradient(total: Tensor, x: Tensor) -> Tensor | None:
+    return torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
 
 
 def has_gradients(model: Model, x: Tensor) -> bool:
     """Whether the model's outputs can be differentiated with respect to images such as x [B, ...]."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
-        total = model(x).sum()
-        return total.requires_grad and torch.autograd.grad(total, x, allow_unused=True)[0] is not None
+        return _gradient(model(x).sum(), x) is not None
 
 
 def check_gradients(model: Model, attack: Attack, x: Tensor) -> None:
     """Refuse a white-box attack on a model without gradients. The model is asked once, at the first of x."""
     if not attack.white_box or not len(x) or has_gradients(model, x[:1]):
         return
+    raise UsageError(f"{type(attack).__name__} needs gradients and {_none()}")
+
+
+def _none() -> str:
+    """Why the model gives no gradients, and what to do."""
     from atlas.attacks import ATTACKS  # not above: the registry is made of attacks, and those import this
 
     others = [name for name, kind in ATTACKS.items() if not kind.white_box]
-    raise UsageError(
-        f"{type(attack).__name__} needs gradients and the model gives none: its outputs do not follow from "
-        "the images by differentiable operations (an ONNX file, or no_grad or detach in forward); choose "
-        f"attacks that only ask: {', '.join(others)}"
+    return (
+        "the model gives none: its outputs do not follow from the images by differentiable operations (an "
+        "ONNX file, or no_grad or detach in forward); choose attacks that only need its answers: "
+        f"{', '.join(others)}"
     )

@@ -23,6 +23,7 @@ from atlas.attacks.forms import full_float32
 from atlas.attacks.frozen import Model, frozen
 from atlas.attacks.ledger import Ledger, Outcome
 from atlas.attacks.state import Fresh, Lanes, Step
+from atlas.config import check_counts
 from atlas.errors import DataError
 from atlas.objectives import margin
 from atlas.rng import Rng, streams
@@ -54,6 +55,7 @@ def run(
     `rng` is as for a call of the attack, `search` as `Engine` has it. `each_step` is called after every step
     with the number of examples settled so far; what it raises ends the run.
     """
+    check_counts(batch_size=batch_size)
     with frozen(model):
         engine = Engine(attack, model, x, y, threat, streams(rng, x), batch_size=batch_size, search=search)
         while not engine.finished:

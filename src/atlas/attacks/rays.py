@@ -14,7 +14,7 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.finite import finite
 from atlas.attacks.frozen import Model, frozen
 from atlas.attacks.state import Fresh, State, Step
-from atlas.config import check_counts
+from atlas.config import check_arguments, check_counts
 from atlas.rng import Rng
 from atlas.threat import Linf, Threat, check_pixels, per_example
 
@@ -141,6 +141,7 @@ def turned(state: RayState, over: Tensor) -> RayState:
     )
 
 
+@check_arguments()
 def distance_curve(
     model: Model, x: Tensor, y: Tensor, at: Sequence[int] = (100, 1000, 10_000), batch_size: int = 256
 ) -> Tensor:

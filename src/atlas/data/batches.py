@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from atlas.config import check_arguments
 from atlas.data.augment import Augment
 from atlas.data.images import Batch, Images, to_float
 from atlas.errors import DataError, UsageError
 from atlas.rng import Rng
 
 
+@check_arguments()
 def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]:
     """(training, validation) images: a random part of `size` images, by seed, is set aside to validate.
 
@@ -50,6 +52,7 @@ def num_batches(n: int, batch_size: int) -> int:
     return full + (left > 1 or full == 0)
 
 
+@check_arguments()
 def batches(
     images: Images,
     batch_size: int,

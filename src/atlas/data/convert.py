@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from atlas.config import check_arguments
 from atlas.data.images import Images, check_whole
 from atlas.errors import DataError
 
 
+@check_arguments()
 def as_images(data: object, num_classes: int | None = None) -> Images:
     """Any labelled images as `Images`.
 

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from atlas.config import check_fields
 from atlas.errors import DataError, UsageError
 from atlas.threat import check_pixels
 
@@ -47,8 +48,10 @@ class Images:
     name: str = "own data"
     ids: Tensor = _COUNTED
     class_names: tuple[str, ...] = ()
+    expected: ClassVar[str] = "atlas.data.Images, which atlas.data.as_images makes of a pair (x, y)"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         _check_x(self.x)
         low, high = self.x.aminmax()
         if self.x.dtype == torch.float32 and (low < 0 or high > 1):

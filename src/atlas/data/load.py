@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from atlas.config import number
+from atlas.config import check_arguments, number
 from atlas.data import cifar, idx
 from atlas.data.batches import split_test
 from atlas.data.images import Images
@@ -29,6 +29,7 @@ PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
 }
 
 
+@check_arguments()
 def load(name_or_path: str | Path, train: bool = True, root: Path | str | None = None) -> Images:
     """The training or the test half of a data set.
 

@@ -16,7 +16,7 @@ from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
 from atlas.attacks.arranged import arranged
 from atlas.attacks.gradient import has_gradients, input_gradients
 from atlas.attacks.lanes import ask
-from atlas.config import check_counts, check_fields
+from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.disk import locked
 from atlas.errors import ModelError, UsageError, model_errors
@@ -39,6 +39,7 @@ GRADIENTS = 8
 """Images whose gradients are kept, to know the model again by."""
 
 
+@check_arguments("model", "threat", "attacks")
 def evaluate(
     model: Model,
     images: object,
@@ -73,6 +74,8 @@ def evaluate(
     its part of the images only, without the honesty checks; `atlas.evaluation.merge` joins the parts.
     `model_key` names the model in the folder, in place of a hash of its layers, weights and code.
     """
+    if save_images and folder is None:
+        raise UsageError("save_images needs a folder to write to: add folder=...")
     data = chosen_images(as_images(images), n, random, seed)
     rest: dict[str, Any] = {"seed": seed, "attack_dtype": attack_dtype, "eot": eot}
     if attacks is None:

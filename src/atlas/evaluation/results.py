@@ -12,6 +12,7 @@ from torch import Tensor
 
 from atlas.attacks import Attack
 from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
+from atlas.errors import choose
 from atlas.evaluation.flags import Flag, Record
 from atlas.evaluation.score import Score
 from atlas.threat import eps_text
@@ -195,7 +196,7 @@ class Report:
 
     def right_under(self, label: str) -> Tensor:
         """Right under this attack, bool [N]; what an earlier attack had fooled counts as wrong."""
-        return self.results[label].survived
+        return choose("attack", label, self.results).survived
 
     def score(self, label: str) -> Score:
         """The accuracy under one attack."""

@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 from torch import Tensor
 
 from atlas.attacks import BatchNormMode, Climb, Model
-from atlas.attacks.attack import checked_inputs
-from atlas.config import check_fields
+from atlas.attacks.inputs import checked_inputs, explained
+from atlas.config import check_fields, number
 from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng, streams
@@ -114,6 +114,9 @@ class Method(ABC):
             DataError: for images or labels that do not fit.
         """
         x, y = checked_inputs(x, y, threat)
-        rng = streams(rng, x)
-        x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
-        return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)
+        rng, ramp = streams(rng, x), number(ramp, "ramp")
+        if not ramp >= 0:
+            raise UsageError(f"ramp must be >= 0, got {ramp}")
+        with explained(model, x, y):
+            x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
+            return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)

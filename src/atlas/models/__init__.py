@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from atlas.config import check_arguments
 from atlas.errors import UsageError, unknown
 from atlas.models.cnn import Shape, cnn, cnn_small
 from atlas.models.normalize import Normalize
@@ -48,6 +49,7 @@ MODELS = {
 }
 
 
+@check_arguments()
 def build(
     name: str,
     num_classes: int = 10,

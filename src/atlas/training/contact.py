@@ -16,7 +16,7 @@ import torch.distributed.nn  # its defaults hold the group of this moment, threa
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from atlas.errors import AtlasError, Interrupted, LostWorkerError
+from atlas.errors import AtlasError, Interrupted, LostWorkerError, UsageError
 from atlas.signals import DEFAULT_WORKER_TIMEOUT, leave_with_parent, worker_timeout
 from atlas.training.ranks import Ranks
 from atlas.training.team import Team, reached
@@ -38,6 +38,20 @@ def rank() -> int:
 def size() -> int:
     """How many were started together."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def default_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def checked_device(name: torch.device | str | None) -> torch.device:
+    """The device of this name, or the default; one that is not there is a usage error."""
+    try:
+        device = torch.device(name) if name else default_device()
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"device {str(name)!r} cannot be used here: {error}; try cpu") from error
+    return device
 
 
 def local_device(name: str | None) -> str | None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from atlas.attacks import frozen
 from atlas.attacks.frozen import check_autograd
-from atlas.config import fingerprint, table_of
+from atlas.config import check_arguments, fingerprint, table_of
 from atlas.data import Images, as_images, batches, split
 from atlas.data.images import check_left_alone
 from atlas.disk import locked
@@ -29,6 +29,7 @@ from atlas.methods import Method
 from atlas.signals import Requests, caught_signals
 from atlas.terminal import duration
 from atlas.threat import Threat, check_threat, eps_text
+from atlas.training.contact import checked_device
 from atlas.training.display import Display
 from atlas.training.folder import RunFolder
 from atlas.training.identity import description
@@ -41,6 +42,7 @@ from atlas.training.settings import REGISTRIES, Training
 from atlas.training.trainer import Trainer
 
 
+@check_arguments("model", "method", "threat")
 def fit(
     model: nn.Module,
     train_set: Any,
@@ -90,7 +92,7 @@ def fit(
             "one image is left to train on; wanted 2 or more, of which BatchNorm takes statistics"
         )
     _check_shares(ranks, training, held_out)
-    model.to(device or next(model.parameters(), torch.empty(0)).device)
+    model.to(checked_device(device) if device else next(model.parameters(), torch.empty(0)).device)
     with deterministic(training.deterministic):  # before a GPU is first used
         logits = _try(model, images)
     # Not all that there are: the others are other processes'.

@@ -24,6 +24,7 @@ from atlas.methods import Method
 from atlas.models.weights import Normalization, load_weights, normalization_of, read_weights
 from atlas.terminal import Terminal
 from atlas.threat import Threat
+from atlas.training.contact import checked_device as checked_device
 from atlas.training.contact import local_device
 from atlas.training.fit import fit
 from atlas.training.folder import RunFolder
@@ -66,20 +67,6 @@ class RunConfig:
 
     def table(self) -> conf.Table:
         return conf.table_of(self, REGISTRIES)  # type: ignore[no-any-return]
-
-
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def checked_device(name: str | None) -> torch.device:
-    """The device of this name, or the default; one that is not there is a usage error."""
-    try:
-        device = torch.device(name) if name else default_device()
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"device {name!r} cannot be used here: {error}; try cpu") from error
-    return device
 
 
 def train(
@@ -211,6 +198,7 @@ def load_config(folder: Path) -> RunConfig:
     return RunConfig.of(RunFolder(folder).read_config())
 
 
+@conf.check_arguments()
 def load_model(
     weights: str | Path, model: nn.Module | None = None, device: torch.device | str | None = None
 ) -> nn.Module:
@@ -232,4 +220,4 @@ def load_model(
         model.load_state_dict(tensors)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit the model: {error}") from error
-    return model.to(device or default_device()).eval()
+    return model.to(checked_device(device)).eval()

@@ -51,7 +51,7 @@ def test_a_white_box_attack_on_such_a_model_is_refused_by_name(attack: Attack) -
         UsageError, match=f"{type(attack).__name__} needs gradients and the model gives none"
     ) as e:
         check_gradients(without_grad, attack, X)
-    offered = set(str(e.value).rpartition("only ask: ")[2].split(", "))
+    offered = set(str(e.value).rpartition("only need its answers: ")[2].split(", "))
     assert offered - {""} == {name for name, kind in ATTACKS.items() if not kind.white_box}
     check_gradients(NET, attack, X)
 

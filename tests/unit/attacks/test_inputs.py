@@ -17,12 +17,12 @@ from atlas.threat import Linf
     ("change", "words"),
     [
         (lambda x, y: (x, y + 9), "labels go from 9 to .* and the model tells 4 classes apart"),
-        (lambda x, y: (x, y - 9), "labels go from -9"),
-        (lambda x, y: (x, torch.nn.functional.one_hot(y, 4)), "wanted images .* and whole numbers"),
-        (lambda x, y: (x, y[:-1]), "wanted images"),
-        (lambda x, y: (x, y.float()), "whole numbers"),
-        (lambda x, y: (x[0, 0, 0], y), "wanted images"),
-        (lambda x, y: (x.numpy(), y), "got ndarray and Tensor; wanted tensors"),
+        (lambda x, y: (x, y - 9), "labels must be >= 0, got labels from -9"),
+        (lambda x, y: (x, torch.nn.functional.one_hot(y, 4)), "expected images .* and integer labels"),
+        (lambda x, y: (x, y[:-1]), "expected images"),
+        (lambda x, y: (x, y.float()), "integer labels"),
+        (lambda x, y: (x[0, 0, 0], y), "expected images"),
+        (lambda x, y: (x.numpy(), y), "must be tensors, got ndarray and Tensor"),
     ],
 )
 def test_what_an_attack_cannot_work_with_is_said(change: Any, words: str) -> None:

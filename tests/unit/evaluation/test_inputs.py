@@ -68,9 +68,12 @@ def broken(x: Tensor) -> Tensor:
 
 
 BAD_MODELS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
-    "a tuple": (lambda x: (NET(x), x), r"gives a tuple; wanted a model .* such as lambda x: model\(x\)\[0\]"),
-    "a dict": (lambda x: {"logits": NET(x)}, "gives a dict; wanted a model"),
-    "a map of features": (lambda x: x, r"gives float32 \[2, 1, 4, 4\] for 2 images; wanted"),
+    "a tuple": (
+        lambda x: (NET(x), x),
+        r"gives a tuple; expected a model .* such as lambda x: model\(x\)\[0\]",
+    ),
+    "a dict": (lambda x: {"logits": NET(x)}, "gives a dict; expected a model"),
+    "a map of features": (lambda x: x, r"gives float32 \[2, 1, 4, 4\] for 2 images; expected"),
     "one number": (lambda x: x.flatten(1).sum(1), r"gives float32 \[2\] for 2 images"),
     "one class": (lambda x: x.flatten(1)[:, :1], r"gives float32 \[2, 1\] .* 2 classes or more"),
     "one row": (lambda x: NET(x)[:1], r"gives float32 \[1, 3\] for 2 images"),
@@ -79,7 +82,7 @@ BAD_MODELS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
         nn.Linear(5, 3),
         r"failed on images float32 \[2, 1, 4, 4\] on cpu with RuntimeError: ",
     ),
-    "an error": (broken, "with KeyError: 'of the model'; wanted a model"),
+    "an error": (broken, "with KeyError: 'of the model'; expected a model"),
 }
 
 

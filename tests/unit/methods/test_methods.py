@@ -147,9 +147,9 @@ def test_attack_and_projection_have_streams_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("y", "threat", "message"),
     [
-        (torch.full((4,), -100), Linf(0.1), "labels go from -100 to -100; wanted 0 and above"),
-        (torch.zeros(4), Linf(0.1), "wanted images .* and whole numbers"),
-        (torch.zeros(3, dtype=torch.int64), Linf(0.1), "wanted images .* and whole numbers"),
+        (torch.full((4,), -100), Linf(0.1), "labels must be >= 0, got labels from -100 to -100"),
+        (torch.zeros(4), Linf(0.1), "expected images .* and integer labels"),
+        (torch.zeros(3, dtype=torch.int64), Linf(0.1), "expected images .* and integer labels"),
         (torch.zeros(4, dtype=torch.int64), 0.1, "threat"),
     ],
 )
