@@ -1,7 +1,7 @@
 """Attacks, as values.
 
-    x_adv = PGD(steps=10).perturb(model, x, y, Linf(0.3))   # for training: every step, on every image
-    x_adv = PGD(steps=20)(model, x, y, Linf(0.3))           # for evaluation: stops at the first success
+x_adv = PGD(steps=10).perturb(model, x, y, Linf(0.3))   # for training: every step, on every image
+x_adv = PGD(steps=20)(model, x, y, Linf(0.3))           # for evaluation: stops at the first success
 """
 
 from atlas.attacks.adapters import Adapted, adapt
