@@ -187,9 +187,9 @@ def _built_for(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, An
                     f"{path} does not fit the model {about['model']!r} that it says it is of"
                 )
         return _build(about)
-    except UsageError:
-        raise
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, UsageError) and ":" in about["model"]:  # of the user's own factory
+            raise
         raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
 
 
