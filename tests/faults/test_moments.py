@@ -59,7 +59,10 @@ def small(num_classes, shape):
         nn.Linear(4 * 16, num_classes),
     )
 """
-SHORT = ("--set", "training.schedule.epochs=5", "--set", "training.schedule.ramp_epochs=2")
+SHORT = (
+    *("--set", "training.schedule.epochs=5", "--set", "training.schedule.ramp_epochs=2"),
+    *("--set", "training.validation.batch_size=64"),  # a validation is known by batches over 32
+)
 SUITE = """
 attacks = [
     { label = "PGD", name = "pgd", steps = 60, step_size = 0.002 },
