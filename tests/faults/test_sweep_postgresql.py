@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -76,7 +77,11 @@ def test_two_workers_of_two_folders_share_a_grid_and_keep_the_password(
     )
     monkeypatch.delenv("PGPASSWORD")
     monkeypatch.setenv("ATLAS_STORAGE", f"postgresql://atlas:{WRITTEN}@{address}")
+    runs.wait_for_metrics(tmp_path / "one/pg/trials/001", first, 0)
+    first.send_signal(signal.SIGSTOP)  # else the first may be done before the second has started
     second = runs.start(tmp_path, "sweep", "task.toml", "--out", "two/pg", *grid)
+    runs.wait_for_metrics(tmp_path / "two/pg/trials/002", second, 0)
+    first.send_signal(signal.SIGCONT)
     said = [runs.finish(first), runs.finish(second)]
     trials = [sorted(path.name for path in tmp_path.glob(f"{name}/pg/trials/*")) for name in ("one", "two")]
     assert sorted(trials[0] + trials[1]) == ["001", "002", "003", "004"], "each once, on one of the two"
