@@ -188,12 +188,13 @@ def _print(report: Report, as_json: bool) -> None:
         "attack", "accuracy", "fooled", "queries an image", "time", title=title, title_justify="left"
     )
     for row in report.lines():
-        style = "bold" if row[0] == "worst case" else "red" if row[1] == "invalid" else None
+        invalid = row[1].startswith(("invalid", "at most"))
+        style = "bold" if row[0] == "worst case" else "red" if invalid else None
         table.add_row(*row, style=style)
     console.print(table)
-    for flag in report.flags:
-        style = "bold red" if flag.fatal or flag.grave else "yellow"
-        console.say(f"{flag.word}: {flag.name}: {flag.message}", style)
+    styles = {"INVALID": "bold red", "WARNING": "bold red"}
+    for line in report.warnings():
+        console.say(line, styles.get(line.partition(":")[0], "yellow"))
 
 
 def compare(

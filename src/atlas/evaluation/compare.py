@@ -84,8 +84,12 @@ def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
                 f"{words} is {a.about[key]} in one evaluation and {b.about[key]} in the other; evaluate both "
                 "in one way"
             )
-    if not (a.valid and b.valid):
-        raise UsageError("an evaluation with a fatal flag is invalid, and so is a comparison with it")
+    for which, report in {"first": a, "second": b}.items():
+        if not report.valid:
+            raise UsageError(
+                f"the {which} evaluation is invalid, and so is a comparison with it; its worst case is "
+                f"{report.worst}"
+            )
     tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]
     same = [label for label, table in tables[0].items() if tables[1].get(label) == table]
     pairs = {"clean": (a.clean_right, b.clean_right)}

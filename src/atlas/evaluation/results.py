@@ -14,13 +14,11 @@ from atlas.attacks import Attack
 from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.errors import choose
 from atlas.evaluation.flags import Flag, Record
-from atlas.evaluation.score import Score
+from atlas.evaluation.score import SPOIL_ANSWERS, Score
 from atlas.threat import eps_text
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
-SPOIL_ANSWERS = ("random", "changing", "batch-dependent", "non-finite")
-"""Fatal flags that make the clean accuracy meaningless too."""
 COLUMNS = ("attempt", "step", "margin", "queries")
 """What is kept of each attack for each example."""
 
@@ -211,7 +209,12 @@ class Report:
         rows = [(f"{self.n} images, {self.threat}", "accuracy", "fooled", "queries", "time"), *self.lines()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, *(f"{flag.word}: {flag.name}: {flag.message}" for flag in self.flags)])
+        return "\n".join([*lines, *self.warnings()])
+
+    def warnings(self) -> list[str]:
+        """What is said below the table: the upper bound that an invalid result leaves, and every flag."""
+        bound = [f"INVALID: the worst case is {self.worst}"] if self.worst.is_bound else []
+        return bound + [f"{flag.word}: {flag.name}: {flag.message}" for flag in self.flags]
 
     def save(self, path: str | Path, *, name: str = "model") -> None:
         """Write the report to a file: .html, .md, .tex, .csv or .json, by its suffix.
@@ -251,7 +254,7 @@ class Report:
         rows: list[tuple[str, ...]] = []
         for label, score in self.scores.items():
             result = self.results.get(label)
-            text = "invalid" if score.reasons else str(score)
+            text = score.short
             if result is None:
                 rows.append((label, text, "", "", ""))
                 continue

@@ -9,6 +9,10 @@ from typing import Any
 Z_95 = 1.959963984540054
 """The 97.5% point of the standard normal distribution."""
 
+SPOIL_ANSWERS = ("random", "changing", "batch-dependent", "non-finite")
+"""Fatal warnings that make the answers themselves meaningless, on clean images too. The others doubt the
+gradients, and an image that fools a model does so whatever led to it."""
+
 
 def wilson(rate: float, n: int) -> tuple[float, float]:
     """The 95% score interval of a rate among n, which holds near 0 and 1 too."""
@@ -24,7 +28,7 @@ class Score:
     right: int
     n: int
     reasons: tuple[str, ...] = ()
-    """Fatal flags, for which the number must not be read as an accuracy."""
+    """Fatal warnings, for which the number must not be read as an accuracy."""
 
     @property
     def rate(self) -> float:
@@ -34,14 +38,29 @@ class Score:
     def interval(self) -> tuple[float, float]:
         return wilson(self.rate, self.n)
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether the number is invalid as an accuracy and still an upper bound of it."""
+        return bool(self.reasons) and not set(self.reasons) & set(SPOIL_ANSWERS)
+
     def plain(self) -> dict[str, Any]:
-        """As JSON; one that a fatal flag makes meaningless has no number."""
+        """As JSON; where a fatal warning makes it meaningless, without a rate, and at best with a bound."""
+        counts = {"right": self.right, "n": self.n}
         if self.reasons:
-            return {"valid": False, "reasons": list(self.reasons)}
-        numbers = {"right": self.right, "n": self.n, "rate": self.rate}
-        return {"valid": True, **numbers, "interval": list(self.interval)}
+            bound = {**counts, "at_most": self.rate} if self.is_bound else {}
+            return {"valid": False, "reasons": list(self.reasons), **bound}
+        return {"valid": True, **counts, "rate": self.rate, "interval": list(self.interval)}
+
+    @property
+    def short(self) -> str:
+        """As `str`, without the reasons."""
+        if self.reasons:
+            return f"at most {self.rate:.1%}" if self.is_bound else "invalid"
+        return str(self)
 
     def __str__(self) -> str:
+        if self.is_bound:
+            return f"{self.short} (upper bound; likely lower, because of {', '.join(self.reasons)})"
         if self.reasons:
             return f"invalid ({', '.join(self.reasons)})"
         low, high = self.interval

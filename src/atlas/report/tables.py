@@ -33,7 +33,7 @@ class Cell:
 
     @classmethod
     def of(cls, score: Score, *, best: bool = False, tied: bool = False) -> Cell:
-        """An accuracy in percent with its 95% interval; an invalid one is said so, without a number."""
+        """An accuracy in percent with its 95% interval; an invalid one is text, at best with a bound."""
         if score.reasons:
             return cls(str(score))
         low, high = score.interval

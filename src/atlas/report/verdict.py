@@ -50,7 +50,9 @@ def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
 def _invalid(comparison: Comparison) -> str:
     """Whose results mean nothing, each with the reason."""
     scores = [(entry.name, comparison.score(entry, WORST)) for entry in comparison.entries]
-    said = [f"that of {name} is {score}" for name, score in scores if score.reasons]
+    said = [
+        f"that of {name} is {'invalid: ' * score.is_bound}{score}" for name, score in scores if score.reasons
+    ]
     if not said:
         return ""
     first = said[0].removeprefix("that")

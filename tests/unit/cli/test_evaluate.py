@@ -152,7 +152,15 @@ def make(num_classes, shape):
     (tmp_path / "masked_nets.py").write_text(code)
     options = ("--data", "mnist-mini", "--n", "100", "--eps", "0.1", "--attacks", "fgsm", "--json")
     assert atlas(monkeypatch, "evaluate", "masked_nets:make", *options) == 9
-    assert json.loads(capsys.readouterr().out)["valid"] is False
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["valid"] is False
+    worst = summary["accuracy"]["worst case"]
+    assert worst["at_most"] == worst["right"] / worst["n"]
+    assert "rate" not in worst
+    assert atlas(monkeypatch, "evaluate", "masked_nets:make", *options[:-1]) == 9
+    said = " ".join(capsys.readouterr().out.split())
+    bound = f"at most {worst['at_most']:.1%} (upper bound; likely lower, because of zero-gradients"
+    assert f"INVALID: the worst case is {bound}" in said
 
 
 def test_suites_lists_every_suite(

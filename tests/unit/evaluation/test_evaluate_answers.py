@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atlas.attacks import Square
 from atlas.attacks.ledger import BROKEN
 from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.evaluation import Shard, evaluate, merge
+from atlas.evaluation.compare import compared
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.threat import Linf
 from tests.unit.evaluation.runs import ATTACKS, COUNT, columns, net, noise, run
@@ -166,6 +169,25 @@ def test_a_model_that_breaks_is_invalid_and_its_examples_are_marked(images: Imag
     assert not report.valid
     assert (report.results["PGD 2x6"].attempt == BROKEN).any()
     assert not report.robust[report.results["PGD 2x6"].attempt == BROKEN].any()
+    assert not report.worst.is_bound  # a broken image is no verified success
+
+
+def test_masked_gradients_leave_the_bound_of_verified_successes(images: Images) -> None:
+    steady = net()
+
+    def masked(x: Tensor) -> Tensor:
+        return steady(x + ((8 * x).round() / 8 - x).detach() - x + x.detach())  # type: ignore[no-any-return]
+
+    attacks = {**ATTACKS, "Square": Square(queries=50)}
+    report = evaluate(masked, images, Linf(0.1), attacks=attacks, progress=False)
+    assert "zero-gradients" in report.reasons
+    fooled = torch.stack([result.fooled for result in report.results.values()]).any(0)
+    assert fooled.any()
+    at_most = int((report.clean_right & ~fooled).sum()) / report.n
+    bound = f"at most {at_most:.1%} (upper bound; likely lower, because of {', '.join(report.reasons)})"
+    assert f"INVALID: the worst case is {bound}" in str(report)
+    with pytest.raises(UsageError, match=f"first evaluation is invalid.*{re.escape(bound)}"):
+        compared(report, report)
 
 
 def test_attacks_that_are_no_table_of_them(images: Images) -> None:

@@ -27,3 +27,14 @@ def test_the_interval_holds_the_rates_that_the_sample_does_not_reject(right: int
 
 def test_scores_read_as_people_write_them() -> None:
     assert str(Score(923, 1000)) == "92.3% [90.5, 93.8]"
+
+
+def test_masked_gradients_leave_an_upper_bound_and_spoilt_answers_leave_nothing() -> None:
+    masked = Score(11, 50, ("zero-gradients", "large-eps"))
+    assert str(masked) == "at most 22.0% (upper bound; likely lower, because of zero-gradients, large-eps)"
+    reasons = ["zero-gradients", "large-eps"]
+    assert masked.plain() == {"valid": False, "reasons": reasons, "right": 11, "n": 50, "at_most": 0.22}
+    for spoilt in ("random", "changing", "batch-dependent", "non-finite"):
+        score = Score(11, 50, ("zero-gradients", spoilt))
+        assert str(score) == f"invalid (zero-gradients, {spoilt})"
+        assert score.plain() == {"valid": False, "reasons": ["zero-gradients", spoilt]}

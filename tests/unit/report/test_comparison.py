@@ -117,10 +117,10 @@ def test_invalid_is_said_and_never_best() -> None:
         run("a", report(99, fatal=["not-uphill"])), run("b", report(76)), run("c", report(60))
     )
     found = cells(comparison, "PGD")
-    assert found["a"].text == "invalid (not-uphill)"
+    assert found["a"].text == "at most 99.0% (upper bound; likely lower, because of not-uphill)"
     assert found["a"].value is None
     assert found["b"].best
-    assert "99" not in comparison.table().markdown().split("training")[1].splitlines()[2]
+    assert "| at most 99.0% (" in comparison.table().markdown().split("training")[1].splitlines()[2]
     differences = comparison.differences()
     assert differences is not None
     assert [row[0].text for row in differences.rows] == ["a", "c"]
@@ -183,6 +183,9 @@ def test_the_sentence_says_what_the_test_says() -> None:
     assert alone == "a has an accuracy of 80.0% [71.1, 86.7] under PGD, n = 100."
 
 
+BOUND = "invalid: at most 99.0% (upper bound; likely lower, because of not-uphill)."
+
+
 def test_the_sentence_names_who_is_invalid() -> None:
     a, b = run("a", report(80)), run("b", report(60))
     c, d = run("c", report(99, fatal=["random"])), run("d", report(99, fatal=["not-uphill"]))
@@ -192,7 +195,7 @@ def test_the_sentence_names_who_is_invalid() -> None:
     assert beside.endswith("The result of c is invalid (random).")
     both = verdict(compare(a, b, c, d))
     assert both.startswith("a has the highest accuracy under PGD")
-    assert both.endswith("The result of c is invalid (random) and that of d is invalid (not-uphill).")
+    assert both.endswith("The result of c is invalid (random) and that of d is " + BOUND)
 
 
 def test_the_strongest_attack_comes_first_and_the_worst_of_several_is_called_so() -> None:
