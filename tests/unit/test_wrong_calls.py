@@ -263,7 +263,10 @@ def wrong() -> dict[str, tuple[Callable[..., Any], str]]:
             "shape must be a list or tuple, got 28",
         ),
         "classes of half": (lambda: build("cnn-small", num_classes=2.5), "num_classes must be an integer"),
-        "normalisation by a number": (lambda: build("cnn-small", normalize=0.5), "normalize must be a list"),
+        "normalisation by a number": (
+            lambda: build("cnn-small", normalize=0.5),
+            "normalize must be a string or",
+        ),
         "a seed as a word": (lambda: build("cnn-small", seed="a"), "seed must be an integer"),
     }
 

@@ -25,7 +25,7 @@ from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.load import load_report
 from atlas.evaluation.plan import chosen_images, planned
-from atlas.models.weights import Normalization
+from atlas.models.normalize import STANDARDS, Normalization
 from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
 from atlas.training.contact import rank, size
@@ -67,12 +67,18 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="The model of a weights file: see `atlas models`.")
     ] = None,
+    normalize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"For a model that expects normalised images: {', '.join(STANDARDS)}; or --mean and --std.",
+        ),
+    ] = None,
     mean: Annotated[
         str | None,
         typer.Option(
             metavar="NUMBERS",
-            help="For a model that expects normalised images: the mean of each channel, such as "
-            "0.485,0.456,0.406. With --std.",
+            help="As --normalize: the mean of each channel, such as 0.485,0.456,0.406. With --std.",
         ),
     ] = None,
     std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="The std of each channel.")] = None,
@@ -104,7 +110,7 @@ def evaluate(
     - `atlas evaluate runs/mnist-atlas-1` : a quick look at a run
     - `atlas evaluate runs/mnist-atlas-1 --suite paper --n 1000 --surrogate runs/mnist-adv-1`
     - `atlas evaluate old.pth --model cnn-small --data mnist --eps 0.3 --suite autoattack --json`
-    - `atlas evaluate old.pth --model my.module:network --data photos --eps 8/255 --mean 0.5 --std 0.25`
+    - `atlas evaluate old.pth --model my.module:network --data photos --eps 8/255 --normalize imagenet`
     - `atlas evaluate my.module:network --data my.npz --eps 8/255 --suite my-suite.toml`
     - `torchrun --nproc-per-node 8 -m atlas evaluate runs/mnist-atlas-1` : on 8 GPUs; or --processes 8
 
@@ -112,7 +118,7 @@ def evaluate(
     """
     if shard is not None:
         leave_with_parent()
-    subject = named(what, model, data, device, _normalization(mean, std))
+    subject = named(what, model, data, device, _normalization(normalize, mean, std))
     threat = _threat(subject.threat, eps, norm)
     images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
     loaded = subject.load(images)
@@ -163,14 +169,17 @@ def _threat(known: Threat | None, eps: str | None, norm: str | None) -> Threat:
     return known
 
 
-def _normalization(mean: str | None, std: str | None) -> Normalization | None:
+def _normalization(name: str | None, mean: str | None, std: str | None) -> str | Normalization | None:
     if mean is None or std is None:
         if mean != std:
             raise UsageError("--mean and --std belong together, got only one of them")
-        return None
-    return [number(part, "--mean") for part in _split([mean])], [
-        number(part, "--std") for part in _split([std])
-    ]
+        return name
+    if name is not None:
+        raise UsageError("--normalize and --mean with --std do the same: omit one")
+    means, stds = (
+        [number(part, flag) for part in _split([text])] for flag, text in (("--mean", mean), ("--std", std))
+    )
+    return means, stds
 
 
 def _split(names: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from atlas.data import Images
 from atlas.data.load import TEST
 from atlas.errors import UsageError
 from atlas.models import source
-from atlas.models.weights import Normalization
+from atlas.models.normalize import Normalization
 from atlas.reproduce import preset
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
@@ -35,7 +35,7 @@ class Subject:
     """Where its evaluations go."""
     model: str | None
     device: str | None
-    normalize: Normalization | None = None
+    normalize: str | Normalization | None = None
 
     def load(self, images: Images) -> source.Loaded:
         """The model itself, for images such as these."""
@@ -57,13 +57,15 @@ def named(
     model: str | None,
     data: str | None,
     device: str | None,
-    normalize: Normalization | None = None,
+    normalize: str | Normalization | None = None,
 ) -> Subject:
     """Find out what the words of the command line mean; nothing is loaded yet."""
     path = Path(what)
     if path.is_dir():
         if model is not None or normalize is not None:
-            raise UsageError(f"{what} is a run's folder, which has its model: omit --model, --mean and --std")
+            raise UsageError(
+                f"{what} is a run's folder, which has its model: omit --model, --normalize, --mean and --std"
+            )
         config = load_config(path)
         if data is not None and data != config.data and _place(data) == _place(config.data):
             raise UsageError(

@@ -29,6 +29,7 @@ from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
 from atlas.models.code import own_code
+from atlas.models.normalize import normalized
 from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat
@@ -51,6 +52,7 @@ def evaluate(
     alone: bool = False,
     n: int | None = None,
     random: bool = False,
+    normalize: str | tuple[Sequence[float], Sequence[float]] | None = None,
     seed: int = 0,
     surrogates: Sequence[Model] = (),
     folder: Path | str | None = None,
@@ -73,10 +75,14 @@ def evaluate(
     what is found is kept there, and an evaluation that was killed goes on. A `shard` of several evaluates
     its part of the images only, without the honesty checks; `atlas.evaluation.merge` joins the parts.
     `model_key` names the model in the folder, in place of a hash of its layers, weights and code.
+    `normalize` puts a normalisation before a model that expects one: (mean, std), one number per channel
+    each, or a name such as "imagenet" (`atlas.models.normalize.STANDARDS`).
     """
     if save_images and folder is None:
         raise UsageError("save_images needs a folder to write to: add folder=...")
     data = chosen_images(as_images(images), n, random, seed)
+    if normalize is not None:
+        model = normalized(model, normalize, data.shape[0])
     rest: dict[str, Any] = {"seed": seed, "attack_dtype": attack_dtype, "eot": eot}
     if attacks is None:
         names = [only] if isinstance(only, str) else only

@@ -28,6 +28,8 @@ MEANINGS = {
     "the images that it is asked?",
     "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
     "verdict belongs to an image; is BatchNorm in training mode?",
+    "unnormalized": "the model seems to expect normalised images, so these accuracies are not those of the "
+    "model as it is used; evaluate it again with that normalisation",
     "constant": "the accuracy is the share of one class among the images, and a model that has learned "
     "nothing reaches it too; compare with the accuracy of each class",
     "class-at-zero": "the accuracy over all classes hides it; see the accuracy of each class",
@@ -55,7 +57,10 @@ MEANINGS = {
 }
 """What each flag means."""
 
-GRAVE = ("constant",)
+GRAVE = (
+    "constant",
+    "unnormalized",
+)
 """Not fatal, because the numbers are true, but nobody must miss them."""
 LEAST_IMAGES = 2
 """One image can fall to chance: a random start, or a rounding error next to the boundary."""

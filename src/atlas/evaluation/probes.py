@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from atlas.attacks import FGSM, PGD, Attack, Model, NotFinite, frozen, lanes
 from atlas.attacks.gradient import has_gradients, input_gradients
+from atlas.errors import AtlasError, is_out_of_memory
+from atlas.evaluation.compare import paired
 from atlas.evaluation.flags import Flag, noticeable, raised
+from atlas.models.normalize import STANDARDS, Normalization, Normalize
 from atlas.objectives import cross_entropy, margin
 from atlas.rng import Rng
 from atlas.threat import Linf, Threat
@@ -22,6 +26,11 @@ SUMS_TO_ONE = 1e-2
 """How far from 1 probabilities may sum: bfloat16 keeps 8 bits. No logits do so at every image by chance."""
 SURE = 0.9
 """The middle one of the largest outputs, above which outputs in [0, 1] look like sigmoids."""
+NORMALIZED_GAIN, NORMALIZED_LEVEL = 0.2, 1e-3
+"""How many more clean images have to be right behind a normalisation, as a share, and the level of the paired
+test: several are tried, and on a few images one of them gains a fifth by chance."""
+SAME_STATISTICS = 0.03
+"""How far the mean and std of a few hundred images may be from those of their data set."""
 RANDOM = 1e-4
 """Two passes of a batch may differ by this share of the spread of the logits. The same arithmetic gives the
 same bits on a CPU; sums in another order, as some kernels of a GPU have them, give 1e-6."""
@@ -97,17 +106,68 @@ def probe(
         flags = _outputs(logits[finite], int((~finite).sum()))
         same = bool(finite.any()) and _alike(answers[finite]) and not _alike(y[:POOL])
         which = (finite & (answers == y[:POOL])).nonzero()[:PROBES, 0]
+        unnormalized = partial(_unnormalized, model, x[:POOL], y[:POOL], answers == y[:POOL], batch_size)
         if not len(which):
-            return flags + (_constant(answers[finite], False) if same else [])
+            return flags + unnormalized() + (_constant(answers[finite], False) if same else [])
         rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
         right = _Right(model, x[which], y[which], threat, rng, batch_size)
         unsteady = _unsteady(right, eot)
+        if not unsteady:  # noise inside a model is drowned by images of a larger range
+            flags += unnormalized()
         if same:
             flags += _constant(answers[finite], everywhere := not _moves(right))
             if everywhere:  # there is nothing that an attack could change
                 return flags + unsteady
         gradients = _gradients(right, bool(unsteady)) if has_gradients(model, x[:1]) else []
         return flags + unsteady + gradients
+
+
+def _unnormalized(model: Model, x: Tensor, y: Tensor, right: Tensor, batch_size: int) -> list[Flag]:
+    """Whether far more clean images are right behind a usual normalisation; x [B, C, H, W]."""
+    n = min(len(x), PROBES)
+    before = best = right[:n]
+    if x.ndim != 4 or int((~before).sum()) < NORMALIZED_GAIN * n:
+        return []
+    advice = ""
+    for words, normalization in _normalizations(x).items():
+        try:
+            answers = lanes.ask(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(1)
+        except AtlasError:
+            raise
+        except Exception as error:  # a model may refuse pixels outside [0, 1]
+            if is_out_of_memory(error):
+                raise
+            continue
+        if (answers == y[:n]).sum() > best.sum():
+            best, advice = answers == y[:n], words
+    pair = paired(best, before)
+    if pair.difference < NORMALIZED_GAIN or pair.p_value > NORMALIZED_LEVEL:
+        return []
+    text = f"{int(before.sum())} of {n} clean images are right, and {int(best.sum())} of {n} with {advice}"
+    return [raised("unnormalized", text)]
+
+
+def _normalizations(x: Tensor) -> dict[str, Normalization]:
+    """Those to try, by the option that asks for each: that of the images themselves, and usual ones."""
+    std, mean = (
+        list[float](value.tolist()) for value in torch.std_mean(x.double(), dim=(0, 2, 3), correction=0)
+    )
+
+    def distance(name: str) -> float:
+        known = STANDARDS[name]
+        pairs = [*zip(known[0], mean, strict=True), *zip(known[1], std, strict=True)]
+        return max(abs(a - b) for a, b in pairs)
+
+    fitting = {name: known for name, known in STANDARDS.items() if len(known[0]) in (1, len(mean))}
+    nearest = min((name for name in fitting if len(fitting[name][0]) == len(mean)), key=distance, default="")
+    own = [nearest] if nearest and distance(nearest) < SAME_STATISTICS else []
+    tried = [name for name in fitting if name in (*own, "imagenet", "-1..1", "0..255")]
+    found = {f'--normalize {name} (in Python normalize="{name}")': fitting[name] for name in tried}
+    if not own and min(std) > 0:
+        means, stds = ([round(value, 4) for value in values] for values in (mean, std))
+        options = f"--mean {','.join(map(str, means))} --std {','.join(map(str, stds))}"
+        found[f"{options} (in Python normalize=({means}, {stds}))"] = means, stds
+    return found
 
 
 def _constant(answers: Tensor, everywhere: bool) -> list[Flag]:

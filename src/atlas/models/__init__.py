@@ -7,7 +7,6 @@ with respect to its input, as the Jacobian term needs.
 from __future__ import annotations
 
 import re
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from torch import nn
 from atlas.config import check_arguments
 from atlas.errors import UsageError, unknown
 from atlas.models.cnn import Shape, cnn, cnn_small
-from atlas.models.normalize import Normalize
+from atlas.models.normalize import Normalize, normalized
 from atlas.models.own import Make, own
 from atlas.models.preact_resnet import preact_resnet18
 from atlas.models.wrn import wrn
@@ -54,16 +53,16 @@ def build(
     name: str,
     num_classes: int = 10,
     shape: Sequence[int] = (1, 28, 28),
-    normalize: tuple[Sequence[float], Sequence[float]] | None = None,
+    normalize: str | tuple[Sequence[float], Sequence[float]] | None = None,
     seed: int = 0,
     device: str = "cpu",
 ) -> nn.Module:
     """The model called `name`, with weights that are a function of `seed`, on the CPU, in training mode.
 
     `name` is one of `MODELS`, `wrn-D-K`, or `module.path:factory` for a user's own; `shape` is (C, H, W);
-    `normalize` is (mean, std), each one number a channel, and becomes the first layer. The global random
-    state is as before, so building a model moves nothing else. On the `device` meta it takes no memory, and
-    has shapes only.
+    `normalize` is (mean, std), each one number per channel, or the name of a standard one such as "imagenet"
+    (`atlas.models.normalize.STANDARDS`), and becomes the first layer. The global random state is as before,
+    so building a model moves nothing else. On the `device` meta it takes no memory, and has shapes only.
     """
     size = _checked(num_classes, shape)
     # The CPU's own generator, on the CPU, whatever the default device: the same weights everywhere.
@@ -76,7 +75,7 @@ def build(
             raise UsageError(
                 f"model {name!r} cannot be made for {num_classes} classes and shape {size}: {error}"
             ) from error
-        return model if normalize is None else _normalized(model, size[0], *normalize)
+        return model if normalize is None else normalized(model, normalize, size[0])
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -107,12 +106,3 @@ def _registered(name: str, shape: Shape) -> Make:
             " (channels, height, width): enlarge the images or choose a model with fewer halvings"
         )
     return entry.make
-
-
-def _normalized(model: nn.Module, channels: int, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
-    if len(mean) != channels:
-        raise UsageError(
-            f"normalize has mean {list(mean)} and std {list(std)}, and the images have {channels} channels: "
-            "give one number a channel"
-        )
-    return nn.Sequential(OrderedDict(normalize=Normalize(mean, std), net=model))

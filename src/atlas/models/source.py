@@ -19,8 +19,9 @@ from atlas.errors import CheckpointError, UsageError
 from atlas.models import build
 from atlas.models.code import own_code
 from atlas.models.exported import load_exported
+from atlas.models.normalize import Normalization, normalized
 from atlas.models.onnx import load_onnx
-from atlas.models.weights import SUFFIXES, Normalization, load_weights, normalization_of, read_weights
+from atlas.models.weights import SUFFIXES, load_weights, normalization_of, read_weights
 
 FILES = (*SUFFIXES, ".pt2", ".onnx")
 KINDS = (
@@ -48,14 +49,14 @@ def load(
     name: str | None = None,
     num_classes: int = 10,
     shape: Sequence[int] = (1, 28, 28),
-    normalize: Normalization | None = None,
+    normalize: str | Normalization | None = None,
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """The model that `what` names: weights for the model called `name`, an archive, an ONNX file, a factory.
 
     `num_classes` and `shape` are those of the data set; `normalize` is (mean, std), one number per channel
-    each, for a model that does not normalise its images itself. For a run's folder use `atlas.load_model`,
-    and for the model that it returns `of_module`.
+    each, or the name of a standard one such as "imagenet", for a model that does not normalise its images
+    itself. For a run's folder use `atlas.load_model`, and for the model that it returns `of_module`.
     """
     path, kind, device = Path(what), Path(what).suffix.lower(), torch.device(device)
     _check(what, path, kind, name)
@@ -63,10 +64,11 @@ def load(
         return of_module(_weighted(path, str(name), num_classes, shape, normalize), device)
     if kind not in FILES:
         return of_module(build(str(what), num_classes, shape, normalize), device)
-    if normalize is not None:
-        raise UsageError(f"{what} is a whole model: export it with its normalisation as the first layer")
     model = load_exported(path, device) if kind == ".pt2" else load_onnx(path, device)
-    return Loaded(model, kind == ".pt2", device, model.sha256)
+    if normalize is None:
+        return Loaded(model, kind == ".pt2", device, model.sha256)
+    whole = normalized(model, normalize, shape[0]).to(device)
+    return Loaded(whole, kind == ".pt2", device, fingerprint(whole))
 
 
 def _check(what: str | Path, path: Path, kind: str, name: str | None) -> None:
@@ -145,7 +147,7 @@ def _installed(module: ModuleType) -> bool:
 
 
 def _weighted(
-    path: Path, name: str, num_classes: int, shape: Sequence[int], normalize: Normalization | None
+    path: Path, name: str, num_classes: int, shape: Sequence[int], normalize: str | Normalization | None
 ) -> nn.Module:
     """The model with the weights of the file, which may hold the normalisation too, as those of a run do."""
     tensors = read_weights(path)

@@ -15,9 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atlas.errors import CheckpointError, UsageError
+from atlas.models.normalize import Normalization
 
-Normalization = tuple[Sequence[float], Sequence[float]]
-"""(mean, std), one number per channel each."""
 PICKLED = (".pt", ".pth", ".ckpt", ".bin", ".tar")
 """How files that `torch.save` writes are called; .tar as in model_best.pth.tar."""
 SUFFIXES = (".safetensors", *PICKLED)

@@ -21,7 +21,8 @@ from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
-from atlas.models.weights import Normalization, load_weights, normalization_of, read_weights
+from atlas.models.normalize import Normalization
+from atlas.models.weights import load_weights, normalization_of, read_weights
 from atlas.terminal import Terminal
 from atlas.threat import Threat
 from atlas.training.contact import checked_device as checked_device

@@ -46,15 +46,16 @@ def test_a_state_dict_with_a_normalisation(
 ) -> None:
     """The same numbers as from a file that holds the normalisation."""
     monkeypatch.chdir(tmp_path)
-    net = build("cnn-small", normalize=((0.13,), (0.31,)), seed=1)
+    net = build("cnn-small", normalize=((0.1307,), (0.3081,)), seed=1)
     torch.save({"state_dict": net.get_submodule("net").state_dict()}, "old.pth")
     save_file(net.state_dict(), "whole.safetensors")
     options = (*MODEL, "--eps", "0.1", "--attacks", "fgsm", "--json")
     found = []
-    for command in (("old.pth", "--mean", "0.13", "--std", "0.31"), ("whole.safetensors",)):
+    beside = [("--mean", "0.1307", "--std", "0.3081"), ("--normalize", "mnist")]
+    for command in (*(("old.pth", *more) for more in beside), ("whole.safetensors",)):
         assert atlas(monkeypatch, "evaluate", *command, *options) == 0
         found.append(json.loads(capsys.readouterr().out))
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_a_run_knows_its_data_and_threat(
@@ -115,6 +116,12 @@ def test_a_run_knows_its_data_and_threat(
         (("weights.pth", *MODEL, "--eps", "0.1"), 2, "there is no file weights.pth"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "0.5"), 2, "--mean and --std belong together"),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--mean", "a", "--std", "1"), 2, "--mean must be a number"),
+        (("WEIGHTS", *MODEL, "--eps", "0.1", "--normalize", "mnits"), 2, "did you mean 'mnist'"),
+        (
+            ("WEIGHTS", *MODEL, "--eps", "0.1", "--normalize", "mnist", "--mean", "0", "--std", "1"),
+            2,
+            "do the same: omit one",
+        ),
         (("WEIGHTS", *MODEL, "--eps", "0.1", "--surrogate", "demo-adv-1"), 2, "black box attack"),
     ],
 )

@@ -106,6 +106,17 @@ def test_a_function_is_as_good() -> None:
     assert of_function.robust.tolist() == of_module.robust.tolist()
 
 
+def test_a_normalisation_goes_before_a_module_and_a_function() -> None:
+    net, layer = Net().eval(), atlas.models.Normalize([0.5], [0.5])
+    by_hand = evaluated(nn.Sequential(layer, net))  # type: ignore[arg-type]
+    given: list[tuple[Any, Any]] = [(net, "-1..1"), (net, ([0.5], [0.5])), (lambda x: net(x), "-1..1")]
+    for model, normalize in given:
+        report = atlas.evaluate(
+            model, (X, Y), atlas.Linf(0.1), attacks=ATTACKS, normalize=normalize, progress=False
+        )
+        assert report.robust.tolist() == by_hand.robust.tolist()
+
+
 def test_a_model_without_values_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         evaluated(Net().to("meta"))

@@ -18,6 +18,7 @@ from atlas.data import Images, load
 from atlas.evaluation.flags import MEANINGS, Flag
 from atlas.evaluation.probes import probe
 from atlas.models import build
+from atlas.models.normalize import STANDARDS
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 
@@ -172,7 +173,10 @@ def test_one_answer_to_all_clean_images_is_no_way_around_the_probes() -> None:
 def test_every_flag_before_an_evaluation_has_such_a_model() -> None:
     of_attacks = {"short-reach", "black-box-stronger", "still-gaining", "class-at-zero", "changing"}
     of_attacks |= {"far-ahead", "queries-only"}
-    assert {name for _, wanted in BAD.values() for name in wanted} == set(MEANINGS) - of_attacks
+    tested_below = {"unnormalized"}
+    assert {name for _, wanted in BAD.values() for name in wanted} == set(
+        MEANINGS
+    ) - of_attacks - tested_below
 
 
 def test_a_quantiser_with_a_gradient_that_sees_through_it_is_honest(natural: nn.Module, images: Any) -> None:
@@ -244,3 +248,45 @@ def test_flags_in_small_batches(name: str, natural: nn.Module, images: Any) -> N
     assert names(small) == names(whole) == wanted
     if name == "NaN gradients":
         assert [flag.message for flag in small] == [flag.message for flag in whole]
+
+
+@pytest.mark.parametrize("name", ["0..255", "-1..1"])
+def test_a_forgotten_normalisation_is_named(
+    name: str, natural: nn.Module, images: tuple[Tensor, Tensor]
+) -> None:
+    (mean,), (std,) = STANDARDS[name]
+
+    def normalised(x: Tensor) -> Tensor:
+        return natural(x * std + mean)  # type: ignore[no-any-return]
+
+    (flag,) = (flag for flag in probe(normalised, *images, Linf(0.1)) if flag.name == "unnormalized")
+    assert flag.grave
+    right = int((natural(images[0]).argmax(1) == images[1]).sum())
+    assert f'and {right} of 100 with --normalize {name} (in Python normalize="{name}")' in flag.message
+
+
+def test_a_normalisation_of_the_images_themselves_is_named_by_its_numbers(
+    natural: nn.Module, images: tuple[Tensor, Tensor]
+) -> None:
+    x = images[0] / 4 + 0.7
+    std, mean = (round(float(value), 4) for value in torch.std_mean(x, correction=0))
+
+    def normalised(z: Tensor) -> Tensor:
+        return natural((z * std + mean - 0.7) * 4)  # type: ignore[no-any-return]
+
+    (flag,) = (flag for flag in probe(normalised, x, images[1], Linf(0.1)) if flag.name == "unnormalized")
+    assert f"--mean {mean} --std {std} (in Python normalize=([{mean}], [{std}]))" in flag.message
+
+
+def test_a_poor_model_and_one_that_refuses_other_pixels_are_not_said_to_miss_a_normalisation(
+    natural: nn.Module, images: tuple[Tensor, Tensor]
+) -> None:
+    x, y = images
+
+    def strict(x: Tensor) -> Tensor:
+        if x.amin() < 0 or x.amax() > 1:
+            raise ValueError("pixels outside [0, 1]")
+        return natural(x).roll(1, 1)  # type: ignore[no-any-return]  # wrong at nearly every image
+
+    assert "unnormalized" not in names(probe(strict, x, y, Linf(0.1)))
+    assert "unnormalized" not in names(probe(build("cnn-small", seed=1), x, y, Linf(0.1)))

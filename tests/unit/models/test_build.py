@@ -70,11 +70,23 @@ def test_normalize_is_the_first_layer_and_is_not_trained() -> None:
     assert {"normalize.mean", "normalize.std", "net.0.weight"} <= set(model.state_dict())
 
 
+def test_a_normalisation_by_name_or_by_one_number_for_all_channels() -> None:
+    x = torch.rand(2, 3, 8, 8)
+    nets = [
+        build("cnn-small", shape=(3, 8, 8), normalize=given)
+        for given in ("-1..1", ((0.5,), (0.5,)), ((0.5,) * 3, (0.5,) * 3))
+    ]
+    assert all(torch.equal(net(x), nets[0](x)) for net in nets)
+    assert all(net.state_dict()["normalize.mean"].shape == (3, 1, 1) for net in nets)
+    with pytest.raises(UsageError, match=r"unknown normalization 'imagnet' .did you mean 'imagenet'"):
+        build("cnn-small", shape=(3, 8, 8), normalize="imagnet")
+
+
 @pytest.mark.parametrize(
     "normalize", [((0.1, 0.2), (1.0, 1.0)), ((0.1,), (1.0, 1.0)), ((0.1,), (0.0,)), ((), ())]
 )
 def test_a_normalisation_that_does_not_fit(normalize: tuple[tuple[float, ...], tuple[float, ...]]) -> None:
-    with pytest.raises(UsageError, match="one number a channel"):
+    with pytest.raises(UsageError, match=r"one number per channel|a std for each channel"):
         build("cnn-small", normalize=normalize)
 
 

@@ -84,8 +84,9 @@ def test_an_archive(tmp_path: Path) -> None:
     torch.testing.assert_close(loaded.model(X), net(X))
     assert loaded.gradients
     assert len(loaded.fingerprint) == 64
-    with pytest.raises(UsageError, match="export it with its normalisation as the first layer"):
-        load(tmp_path / "net.pt2", normalize=STATS)
+    behind = load(tmp_path / "net.pt2", normalize=STATS)
+    torch.testing.assert_close(behind.model(X), net((X - STATS[0][0]) / STATS[1][0]))
+    assert behind.fingerprint != loaded.fingerprint
     with pytest.raises(UsageError, match="model name 'cnn' is for weights files"):
         load(tmp_path / "net.pt2", name="cnn")
 
