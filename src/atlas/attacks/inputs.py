@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,9 +12,15 @@ from torch import Tensor
 from atlas.attacks.frozen import Model, check_autograd, frozen
 from atlas.data.images import check_left_alone, describe
 from atlas.errors import AtlasError, DataError, UsageError, is_out_of_memory
+from atlas.models.adapted import own_dtype
 from atlas.threat import Threat, check_pixels, check_threat
 
 EXPECTED = "expected a model from images [B, C, H, W] in [0, 1] to logits [B, classes]"
+ONE_LOGIT = (
+    ". If it is the one logit z of a binary model (before the sigmoid), give the logits [0, z]: in Python "
+    "lambda x: torch.nn.functional.pad(model(x).reshape(-1, 1), (1, 0)); on the command line a "
+    "module.path:factory that returns an nn.Module whose forward does the same"
+)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -76,19 +82,29 @@ def answer(model: Model, x: Tensor) -> Tensor:
     except Exception as error:  # a model can raise anything
         if is_out_of_memory(error):
             raise
+        dtype = own_dtype(model)
+        hint = (
+            ""
+            if dtype == x.dtype
+            else (
+                f": its weights are {dtype}, so give lambda x: model(x.to({dtype})).float(), or model.float()"
+            )
+        )
         raise UsageError(
             f"the model failed on images {describe(x)} on {x.device} with {type(error).__name__}: {error}; "
-            f"{EXPECTED}"
+            f"{EXPECTED}{hint}"
         ) from error
     check_left_alone(given, x)
     if not isinstance(logits, Tensor):
+        key = _logits_in(logits, len(x))
         raise UsageError(
-            f"the model gives a {type(logits).__name__}; {EXPECTED}: give a function that picks the logits, "
-            "such as lambda x: model(x)[0]"
+            f"the model gives a {type(logits).__name__}; {EXPECTED}: pick the logits, on the command line "
+            f"with --output {key}, in Python with a function such as lambda x: model(x)[{key!r}]"
         )
     if logits.ndim != 2 or len(logits) != len(x) or logits.shape[1] < 2 or not logits.is_floating_point():
         raise UsageError(
             f"the model gives {describe(logits)} for {len(x)} images; {EXPECTED}, 2 classes or more"
+            + (ONE_LOGIT if logits.numel() == len(x) and logits.is_floating_point() else "")
         )
     if logits.device != x.device:
         raise UsageError(
@@ -96,3 +112,16 @@ def answer(model: Model, x: Tensor) -> Tensor:
             "module itself, or bring its answers back, as in lambda x: model(x.cuda()).cpu()"
         )
     return logits
+
+
+def _logits_in(outputs: Any, n: int) -> int | str:
+    """Where among several outputs the logits [n, classes] seem to be: a place or a key."""
+    entries = (
+        list(outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs))
+        if isinstance(outputs, Mapping | Sequence)
+        else []
+    )
+    fitting = [
+        key for key, value in entries if isinstance(value, Tensor) and value.ndim == 2 and len(value) == n
+    ]
+    return next((key for key in fitting if isinstance(key, int | str)), 0)

@@ -82,6 +82,12 @@ def evaluate(
         ),
     ] = None,
     std: Annotated[str | None, typer.Option(metavar="NUMBERS", help="The std of each channel.")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY", help="Of a model with several outputs: where the logits are, such as 0 or logits."
+        ),
+    ] = None,
     surrogate: Annotated[
         list[str] | None,
         typer.Option(
@@ -118,7 +124,7 @@ def evaluate(
     """
     if shard is not None:
         leave_with_parent()
-    subject = named(what, model, data, device, _normalization(normalize, mean, std))
+    subject = named(what, model, data, device, _normalization(normalize, mean, std), output)
     threat = _threat(subject.threat, eps, norm)
     images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
     loaded = subject.load(images)

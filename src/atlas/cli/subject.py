@@ -36,6 +36,7 @@ class Subject:
     model: str | None
     device: str | None
     normalize: str | Normalization | None = None
+    output: str | None = None
 
     def load(self, images: Images) -> source.Loaded:
         """The model itself, for images such as these."""
@@ -48,6 +49,7 @@ class Subject:
             num_classes=images.num_classes,
             shape=images.shape,
             normalize=self.normalize,
+            output=self.output,
             device=device,
         )
 
@@ -58,13 +60,15 @@ def named(
     data: str | None,
     device: str | None,
     normalize: str | Normalization | None = None,
+    output: str | None = None,
 ) -> Subject:
     """Find out what the words of the command line mean; nothing is loaded yet."""
     path = Path(what)
     if path.is_dir():
-        if model is not None or normalize is not None:
+        if any(option is not None for option in (model, normalize, output)):
             raise UsageError(
-                f"{what} is a run's folder, which has its model: omit --model, --normalize, --mean and --std"
+                f"{what} is a run's folder, which has its model: omit --model, --normalize, --mean, --std "
+                "and --output"
             )
         config = load_config(path)
         if data is not None and data != config.data and _place(data) == _place(config.data):
@@ -78,7 +82,7 @@ def named(
     if data is None:
         raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
     name = what.replace(":", ".") if ":" in what else path.stem
-    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device, normalize)
+    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device, normalize, output)
 
 
 def _place(data: str) -> str:

@@ -13,13 +13,14 @@ from atlas.attacks.forms import averaged, searched
 from atlas.attacks.gradient import check_gradients
 from atlas.attacks.lanes import Engine, ask
 from atlas.data import Images
-from atlas.errors import Interrupted
+from atlas.errors import Interrupted, is_out_of_memory
 from atlas.evaluation.display import Display
 from atlas.evaluation.flags import Flag
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import Plan
 from atlas.evaluation.probes import POOL, changed
+from atlas.models.adapted import InDtype, own_dtype
 from atlas.rng import Rng
 from atlas.signals import Requests
 
@@ -51,6 +52,7 @@ class Subject:
         device = device_of(model)
         x, y = images.pixels(slice(None), device), images.y.to(device)
         rng = Rng.lanes(plan.seed, images.ids.to(device)).fold("evaluation")
+        model = _in_float32(model, x)
         check_inputs(model, x, y, plan.threat)
         asked = averaged(model, plan.eot)
         for attack in plan.attacks.values():
@@ -87,6 +89,21 @@ class Subject:
             search=self.model if attack.needs_precision else self.search,
             logits=self.logits[which],
         )
+
+
+@torch.no_grad()
+def _in_float32(model: Model, x: Tensor) -> Model:
+    """The model, behind a conversion where its weights have another precision and it does not convert."""
+    dtype = own_dtype(model)
+    if not isinstance(model, nn.Module) or dtype == torch.float32:
+        return model
+    try:
+        if model(x[:1]).dtype == torch.float32:
+            return model
+    except Exception as error:  # of torch, about the precision; another one is raised again behind it
+        if is_out_of_memory(error):
+            raise
+    return InDtype(model, dtype)
 
 
 def heeding(model: Model, requests: Requests) -> Model:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from atlas.errors import CheckpointError, UsageError
 from atlas.models import build
+from atlas.models.adapted import Output
 from atlas.models.code import own_code
 from atlas.models.exported import load_exported
 from atlas.models.normalize import Normalization, normalized
@@ -50,20 +51,26 @@ def load(
     num_classes: int = 10,
     shape: Sequence[int] = (1, 28, 28),
     normalize: str | Normalization | None = None,
+    output: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Loaded:
     """The model that `what` names: weights for the model called `name`, an archive, an ONNX file, a factory.
 
     `num_classes` and `shape` are those of the data set; `normalize` is (mean, std), one number per channel
     each, or the name of a standard one such as "imagenet", for a model that does not normalise its images
-    itself. For a run's folder use `atlas.load_model`, and for the model that it returns `of_module`.
+    itself; `output` is the place or the key of the logits among several outputs. For a run's folder use
+    `atlas.load_model`, and for the model that it returns `of_module`.
     """
     path, kind, device = Path(what), Path(what).suffix.lower(), torch.device(device)
     _check(what, path, kind, name)
-    if kind in SUFFIXES:
-        return of_module(_weighted(path, str(name), num_classes, shape, normalize), device)
-    if kind not in FILES:
-        return of_module(build(str(what), num_classes, shape, normalize), device)
+    if kind in SUFFIXES or kind not in FILES:
+        if kind in SUFFIXES:
+            module = _weighted(path, str(name), num_classes, shape, normalize)
+        else:
+            module = build(str(what), num_classes, shape, normalize)
+        return of_module(module if output is None else Output(module, output), device)
+    if output is not None:
+        raise UsageError(f"{what} is a whole model: export it with the logits as its only output")
     model = load_exported(path, device) if kind == ".pt2" else load_onnx(path, device)
     if normalize is None:
         return Loaded(model, kind == ".pt2", device, model.sha256)

@@ -117,6 +117,24 @@ def test_a_normalisation_goes_before_a_module_and_a_function() -> None:
         assert report.robust.tolist() == by_hand.robust.tolist()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_a_model_in_another_precision_gets_images_in_it(dtype: torch.dtype) -> None:
+    net = Net().eval().to(dtype)
+    report, given = evaluated(net), X.to(dtype)
+    assert next(net.parameters()).dtype == dtype
+    assert report.clean_right.tolist() == (net(given).argmax(1) == Y).tolist()
+    by_hand = atlas.evaluate(
+        lambda x: net(x.to(dtype)).float(), (X, Y), atlas.Linf(0.1), attacks=ATTACKS, progress=False
+    )
+    assert report.robust.tolist() == by_hand.robust.tolist()
+    searched = atlas.evaluate(
+        net, (X, Y), atlas.Linf(0.1), attacks=ATTACKS, attack_dtype="bfloat16", progress=False
+    )
+    assert searched.clean_right.tolist() == report.clean_right.tolist()
+    with pytest.raises(UsageError, match=f"its weights are {dtype}, so give lambda x: model"):
+        PGD(steps=2)(net, X, Y, atlas.Linf(0.1))
+
+
 def test_a_model_without_values_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         evaluated(Net().to("meta"))

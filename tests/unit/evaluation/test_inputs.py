@@ -70,12 +70,18 @@ def broken(x: Tensor) -> Tensor:
 BAD_MODELS: dict[str, tuple[Callable[[Tensor], Any], str]] = {
     "a tuple": (
         lambda x: (NET(x), x),
-        r"gives a tuple; expected a model .* such as lambda x: model\(x\)\[0\]",
+        r"gives a tuple; expected a model .* --output 0, in Python .* lambda x: model\(x\)\[0\]",
     ),
-    "a dict": (lambda x: {"logits": NET(x)}, "gives a dict; expected a model"),
+    "a dict": (
+        lambda x: {"loss": x.sum(), "logits": NET(x)},
+        r"gives a dict; expected a model .* --output logits, in Python .* lambda x: model\(x\)\['logits'\]",
+    ),
     "a map of features": (lambda x: x, r"gives float32 \[2, 1, 4, 4\] for 2 images; expected"),
-    "one number": (lambda x: x.flatten(1).sum(1), r"gives float32 \[2\] for 2 images"),
-    "one class": (lambda x: x.flatten(1)[:, :1], r"gives float32 \[2, 1\] .* 2 classes or more"),
+    "one number": (
+        lambda x: x.flatten(1).sum(1),
+        r"gives float32 \[2\] for 2 images.*binary model.*\[0, z\]",
+    ),
+    "one class": (lambda x: x.flatten(1)[:, :1], r"\[2, 1\] .* 2 classes or more.*binary"),
     "one row": (lambda x: NET(x)[:1], r"gives float32 \[1, 3\] for 2 images"),
     "classes": (lambda x: NET(x).argmax(1, keepdim=True).expand(-1, 3), r"gives int64 \[2, 3\]"),
     "for other images": (
@@ -130,3 +136,13 @@ def test_a_model_that_changes_its_images_is_refused() -> None:
     with pytest.raises(UsageError, match="changes the images that it is given"):
         check_inputs(in_place, X, Y, Linf(0.1))
     assert torch.equal(X, kept)
+
+
+def test_the_hint_for_one_logit_works() -> None:
+    one = nn.Sequential(nn.Flatten(), nn.Linear(16, 1))
+
+    def two(x: Tensor) -> Tensor:
+        return torch.nn.functional.pad(one(x).reshape(-1, 1), (1, 0))
+
+    check_inputs(two, X, Y % 2, Linf(0.1))
+    assert torch.equal(two(X).argmax(1), (one(X)[:, 0] > 0).long())

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,26 @@ from torch import nn
 
 def net(num_classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(784, num_classes))
+"""
+SEVERAL = """
+import torch
+
+class Several(torch.nn.Module):
+    def __init__(self, named):
+        super().__init__()
+        self.flat, self.linear, self.named = torch.nn.Flatten(), torch.nn.Linear(784, 10), named
+
+    def forward(self, x):
+        found = {"loss": x.sum(), "logits": self.linear(self.flat(x))}
+        return found if self.named else tuple(found.values())
+
+
+def pair():
+    return Several(False)
+
+
+def named():
+    return Several(True)
 """
 STATS = ((0.13,), (0.31,))
 
@@ -67,6 +88,18 @@ def test_a_factory_and_weights_for_one() -> None:
     assert torch.equal(again.model(X), trained(X))
     assert again.fingerprint != loaded.fingerprint
     assert again.fingerprint == of_module(trained).fingerprint
+
+
+@pytest.mark.usefixtures("in_its_folder")
+@pytest.mark.parametrize(("factory", "output"), [("pair", "1"), ("named", "logits")])
+def test_one_of_several_outputs(factory: str, output: str) -> None:
+    Path("mine_source.py").write_text(FACTORY + SEVERAL)
+    whole, picked = load(f"mine_source:{factory}"), load(f"mine_source:{factory}", output=output)
+    expected: Any = whole.model(X)
+    assert torch.equal(picked.model(X), expected[int(output) if output.isdecimal() else output])
+    assert picked.fingerprint != whole.fingerprint
+    with pytest.raises(UsageError, match="the model has no output 'logit'"):
+        load(f"mine_source:{factory}", output="logit").model(X)
 
 
 @pytest.fixture
