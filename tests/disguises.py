@@ -7,7 +7,8 @@ some change nothing that matters; a default evaluation has to see through each, 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
+
+from atlas.attacks import ATTACKS, PGD, Attack, lanes
+from atlas.data import Images
+from atlas.rng import Rng
+from atlas.threat import Linf, Threat
 
 Hide = Callable[[nn.Module, Tensor], Tensor]
 
@@ -179,11 +185,17 @@ def jpeg(quality: int, how: Callable[[Tensor, Tensor], Tensor] = plain, share: f
     return hide
 
 
+def layers_of(f: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a network that is a sequence, or a sequence after a normalisation."""
+    for child in f.children():
+        yield from layers_of(child) if isinstance(child, nn.Sequential) else (child,)
+
+
 def winners(share: float) -> Hide:
     """k-winners-take-all after every ReLU: the largest activations stay, the others are 0."""
 
     def hide(f: nn.Module, x: Tensor) -> Tensor:
-        for layer in f.children():
+        for layer in layers_of(f):
             x = layer(x)
             if isinstance(layer, nn.ReLU):
                 flat = x.flatten(1)
@@ -198,7 +210,7 @@ def activations(change: Callable[[Tensor], Tensor]) -> Hide:
     """What each ReLU gives, changed."""
 
     def hide(f: nn.Module, x: Tensor) -> Tensor:
-        for layer in f.children():
+        for layer in layers_of(f):
             x = change(layer(x)) if isinstance(layer, nn.ReLU) else layer(x)
         return x
 
@@ -357,3 +369,264 @@ DISGUISES: dict[str, Hide] = {
     "smoothed": smoothed,
     "off the grid": off_grid,
 }
+
+CHOSEN = (
+    *("sine 500 x 3", "sine 1000 x 5", "sine 2000 x 10", "sine 300 x 3 in phase", "zigzag 200 x 8"),
+    *("rounded to 8", "rounded to 4, leak 0.01", "stairs 16, sharp 20", "blackened below 0.25"),
+    *("contrast 30", "masked 50% to halves", "half rounded", "borrowed gradient 0.1"),
+)
+"""Those that `make test` tries."""
+
+
+class _Backward(torch.autograd.Function):
+    """The identity, whose gradient is changed by a function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.change = change
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.change(gradients[0]), None
+
+
+def backward(change: Callable[[Tensor], Tensor], *, of_logits: bool = False) -> Hide:
+    """The network itself; the gradient is changed on its way back to the image, or back from the logits."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        return _Backward.apply(f(x), change) if of_logits else f(_Backward.apply(x, change))  # type: ignore
+
+    return hide
+
+
+def largest_removed(share: float) -> Callable[[Tensor], Tensor]:
+    """Zeros in place of a share of the entries of each gradient, the largest ones."""
+
+    def change(gradient: Tensor) -> Tensor:
+        flat = gradient.flatten(1).abs()
+        limit = flat.kthvalue(max(1, int((1 - share) * flat.shape[1])), 1, True).values
+        return gradient * (flat <= limit).view_as(gradient)
+
+    return change
+
+
+def table_lookup(count: int, jitter: float) -> Hide:
+    """Grey values from a table with random errors, linear between its entries: a wrong slope everywhere."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        noise = torch.rand(count + 1, generator=torch.Generator().manual_seed(2)) - 0.5
+        table = torch.linspace(0, 1, count + 1) + jitter * noise
+        low = (x * count).floor().clamp(0, count - 1).detach()
+        start, end = table[low.long()], table[low.long() + 1]
+        return f(start + (end - start) * (x * count - low))  # type: ignore[no-any-return]
+
+    return hide
+
+
+def seeded_dropout(share: float) -> Hide:
+    """Pixels set to 0, chosen by a number made of the image."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        return f(x * (noise_of(x, tuple(x.shape[1:])).erf() * 0.5 + 0.5 > share))  # type: ignore[no-any-return]
+
+    return hide
+
+
+def bit_planes(bits: int, leak: float) -> Hide:
+    """The upper bits of each pixel, rounded down, and a part of what was cut off."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        kept = (x.detach() * 255).byte().bitwise_and(256 - 2 ** (8 - bits)) / 255
+        return f(kept + leak * (x - kept))  # type: ignore[no-any-return]
+
+    return hide
+
+
+def cosine_threshold(below: float) -> Hide:
+    """Small coefficients of the cosine transform of the image set to 0, as wavelet denoisers do."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        side = torch.arange(x.shape[-1], dtype=x.dtype)
+        basis = torch.cos(torch.pi * (side + 0.5) * side[:, None] / len(side)) * (2 / len(side)) ** 0.5
+        basis[0] /= 2**0.5
+        coefficients = basis @ x @ basis.T
+        return f(basis.T @ (coefficients * (coefficients.abs() > below)) @ basis)  # type: ignore[no-any-return]
+
+    return hide
+
+
+def hashed_logits(size: float, frequency: float) -> Hide:
+    """Waves of a random projection of the image on every logit: smooth, and steep everywhere."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        logits = f(x)
+        map_ = torch.randn(x[0].numel(), logits.shape[1], generator=torch.Generator().manual_seed(3))
+        return logits + size * torch.sin(frequency * x.flatten(1) @ map_)  # type: ignore[no-any-return]
+
+    return hide
+
+
+def vote(leak: float) -> Hide:
+    """The votes of five shifted looks, and a little of their mean logits."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        shifts = [(0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)]
+        looks = torch.stack([f(x.roll(shift, (2, 3))) for shift in shifts])
+        votes = F.one_hot(looks.argmax(2), looks.shape[2]).sum(0)
+        return votes + leak * looks.mean(0)  # type: ignore[no-any-return]
+
+    return hide
+
+
+def total_variation(steps: int, count: int, leak: float) -> Hide:
+    """Smoothed by steps down the total variation, then rounded with a part of the slope."""
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        smooth = x
+        for _ in range(steps):
+            for axis in (2, 3):
+                slope = torch.tanh(20 * smooth.diff(dim=axis))
+                pad = [0, 0, 0, 0] if axis == 2 else [0, 0]
+                pad[-2:] = [1, 1]
+                smooth = smooth + 0.03 * F.pad(slope, pad).diff(dim=axis)
+        return f(leak * smooth + plain(smooth, levels(smooth, count) - leak * smooth))  # type: ignore
+
+    return hide
+
+
+def blurred_where_noisy(f: nn.Module, x: Tensor) -> Tensor:
+    """A detector of noise: images whose neighbouring pixels differ much are blurred first."""
+    noisy = (x.diff(dim=2).abs().mean((1, 2, 3)) + x.diff(dim=3).abs().mean((1, 2, 3))) > 0.2
+    blurred = F.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+    return f(torch.where(noisy[:, None, None, None], blurred, x))  # type: ignore[no-any-return]
+
+
+def winner_takes(leak: float) -> Hide:
+    """1 for the answer and 0 for the others, and a little of the logits."""
+    return of_logits(lambda z: F.one_hot(z.argmax(1), z.shape[1]) + leak * z)
+
+
+HELD_OUT: dict[str, Hide] = {
+    "gradient x 1e-30": backward(lambda g: 1e-30 * g),
+    "gradient reversed": backward(lambda g: -g),
+    "gradient replaced by noise": backward(lambda g: noise_of(g, tuple(g.shape[1:]))),
+    "gradient shifted by 2 pixels": backward(lambda g: g.roll(2, 3)),
+    "gradient without its largest half": backward(largest_removed(0.5)),
+    "gradient of the next class": backward(lambda g: g.roll(1, 1), of_logits=True),
+    "table of 32 greys, errors 0.1": table_lookup(32, 0.1),
+    "seeded dropout 10%": seeded_dropout(0.1),
+    "3 bits a pixel, leak 0.1": bit_planes(3, 0.1),
+    "small cosines removed": cosine_threshold(0.3),
+    "hashed waves in the logits": hashed_logits(1.0, 30.0),
+    "log-softmax above -5": of_logits(lambda z: z.log_softmax(1).clamp_min(-5)),
+    "logits in half precision x 1000": of_logits(lambda z: (1000 * z).half().float()),
+    "logits rounded to 0.1, leak 0.001": of_logits(lambda z: 1e-3 * z + plain(z, (z * 10).round() / 10)),
+    "answer and logits x 1e-3": winner_takes(1e-3),
+    "vote of 5 shifts": vote(1e-3),
+    "total variation, rounded to 8": total_variation(5, 8, 0.02),
+    "blurred where noisy": blurred_where_noisy,
+}
+"""Written after the suite and its probes were settled, and run on them as they were."""
+
+
+def confidence_of(other: nn.Module) -> Hide:
+    """The answers of the network with the confidence of another one, whose weak points are elsewhere.
+
+    The outputs are smooth and their gradients right, and there is nothing in them to climb towards the
+    boundary of the network: only attacks that look at answers alone, such as RayS, find it.
+    """
+
+    def hide(f: nn.Module, x: Tensor) -> Tensor:
+        logits, answer = other(x), f(x).argmax(1, keepdim=True)
+        rest = logits.scatter(1, answer, -torch.inf).amax(1, keepdim=True)
+        return logits.scatter(1, answer, rest + F.softplus(logits.gather(1, answer) - rest))
+
+    return hide
+
+
+class _Answers(torch.autograd.Function):
+    """`shown` exactly, with the gradient of `bare`."""
+
+    @staticmethod
+    def forward(ctx: Any, bare: Tensor, shown: Tensor) -> Tensor:
+        return shown.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+@dataclass(frozen=True)
+class Bare:
+    """The answers of a disguised network with the gradients of the network, as an insider attacks."""
+
+    model: Disguised
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shown = self.model(x)
+        return _Answers.apply(self.model.net(x), shown)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Averaged:
+    """The answers of a model with the mean gradient over points around the image."""
+
+    model: nn.Module
+    radius: float
+    points: int = 8
+
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            shown = self.model(x)
+        if not x.requires_grad:
+            return shown  # type: ignore[no-any-return]
+        around = x.repeat_interleave(self.points, 0)
+        moved = around + self.radius * (2 * torch.rand_like(around) - 1)
+        logits = self.model(moved.clamp(0, 1)).unflatten(0, (len(x), self.points)).mean(1)
+        return _Answers.apply(logits, shown)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def best_known(model: Disguised, images: Images, right: Tensor, threat: Threat) -> dict[str, Tensor]:
+    """Which images of `right` are still right after each of a set of strong attacks, one after the other.
+
+    Those on `Bare` and `Averaged` use what an evaluation does not know: the network behind the disguise, and
+    that there is one.
+    """
+    pixels = images.x[0].numel()
+    bare = Bare(model)
+    averaged = Averaged(model, threat.eps / 2 if isinstance(threat, Linf) else threat.eps / pixels**0.5)
+    attacks: dict[str, tuple[Callable[[Tensor], Tensor], Attack]] = {
+        "Un-T on the bare network": (bare, ATTACKS["un-t"](restarts=2, steps=50)),
+        "Shrink-T on the bare network": (bare, ATTACKS["shrink-t"](targets=3, steps=40)),
+        "PGD on averaged gradients": (averaged, PGD(steps=40, objective="margin")),
+        "Shrink-T on averaged gradients": (averaged, ATTACKS["shrink-t"](targets=1, steps=30, far=4.0)),
+        "FAB-T": (model, ATTACKS["fab-t"](targets=3, steps=30)),
+        "APGD-T": (model, ATTACKS["apgd-t"](targets=3, steps=40)),
+        "Square 1500": (model, ATTACKS["square"](queries=1500)),
+    }
+    left: dict[str, Tensor] = {}
+    for name, (attacked, attack) in attacks.items():
+        which = right.nonzero()[:, 0]
+        if len(which):
+            x, y = images.pixels(which), images.y[which]
+            torch.manual_seed(0)
+            outcome = lanes.run(attack, attacked, x, y, threat, Rng.batch(len(x)))
+            right = right.clone()
+            right[which] = outcome.robust
+        left[name] = right
+    return left
+
+
+def trained(model: nn.Module, images: Images, epochs: int) -> nn.Module:
+    """The model after a natural training, in evaluation mode."""
+    x, y = images.pixels(slice(None)), images.y
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for epoch in range(epochs):
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
+        for some in torch.split(order, 100):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x[some]), y[some]).backward()
+            optimizer.step()
+    return model.eval().requires_grad_(False)

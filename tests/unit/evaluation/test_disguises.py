@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from torch import nn
 
 import atlas
 from atlas.attacks import PGD, Transfer
 from atlas.data import Images, load
 from atlas.models import build
-from tests.disguises import DISGUISES, Disguised
+from tests.disguises import CHOSEN, DISGUISES, Disguised, trained
 
 THREAT = atlas.Linf(0.1)
 N = 60
-CHOSEN = (
-    *("sine 500 x 3", "sine 1000 x 5", "sine 2000 x 10", "sine 300 x 3 in phase", "zigzag 200 x 8"),
-    *("rounded to 8", "rounded to 4, leak 0.01", "stairs 16, sharp 20", "blackened below 0.25"),
-    *("contrast 30", "masked 50% to halves", "half rounded", "borrowed gradient 0.1"),
-)
 
 
 @pytest.fixture(scope="module")
@@ -28,16 +22,7 @@ def images() -> Images:
 
 @pytest.fixture(scope="module")
 def natural() -> nn.Module:
-    data, model = load("mnist-mini"), build("cnn-small")
-    x, y = data.pixels(slice(2000)), data.y[:2000]
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for epoch in range(2):
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))
-        for some in torch.split(order, 100):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[some]), y[some]).backward()
-            optimizer.step()
-    return model.eval()
+    return trained(build("cnn-small"), load("mnist-mini").subset(slice(2000)), 2)
 
 
 @pytest.mark.parametrize("name", CHOSEN)
