@@ -55,6 +55,9 @@ pixels that one moves: all of them would move by next to nothing in L2, where an
 MISSED, MISSED_SHARE = 0.25, 0.25
 """The part of what such steps do that the gradient may miss, at the best length, and the share of images at
 which it may miss more. Honest models had up to 0.18 such images."""
+LONG, LONG_SHARE = 0.3, 0.6
+"""The same share for steps of LONG eps or more alone. Fine waves look smooth at eps / 10, and mislead every
+attack that moves further at all images. Honest models had up to 0.43 such images."""
 LARGE_SHARE = 0.05
 """Images that may stand with the whole pixel box to move in; of honest models' images none did."""
 LARGE_EPS = PGD(steps=20, relative_step=0.1, objective="margin", start_at="clean")
@@ -304,7 +307,7 @@ def _misleading(right: _Right) -> list[Flag]:
     x = threat.at(threat.eps / 2).random_start(right.x, right.rng.fold("near"))
     gradient = input_gradients(right.model, x, y, margin, right.batch_size)
     noise = FLOAT_NOISE * right.ask(x).abs().amax(1)
-    least = torch.full_like(noise, torch.inf)
+    least, of_long = torch.full_like(noise, torch.inf), torch.full_like(noise, torch.inf)
     for length in WAY_LENGTHS:
         missed, whole = torch.zeros_like(noise), torch.zeros_like(noise)
         for k in range(WAYS):
@@ -316,10 +319,15 @@ def _misleading(right: _Right) -> list[Flag]:
             rise, foretold = there - back, (gradient * (ends[0] - ends[1])).flatten(1).sum(1)
             missed += ((rise - foretold).abs() - noise).clamp_min(0).square()
             whole += torch.maximum(rise.square(), foretold.square())
-        least = torch.minimum(least, missed / whole.clamp_min(torch.finfo(whole.dtype).tiny))
-    wrong = int((least > MISSED).sum())
+        share = missed / whole.clamp_min(torch.finfo(whole.dtype).tiny)
+        least = torch.minimum(least, share)
+        if length >= LONG:
+            of_long = torch.minimum(of_long, share)
+    wrong, wrong_far = int((least > MISSED).sum()), int((of_long > MISSED).sum())
     if wrong <= MISSED_SHARE * n:
-        return []
+        if wrong_far <= LONG_SHARE * n:
+            return []
+        wrong = wrong_far
     text = f"at {wrong} of {n} images the gradient misses over a quarter of what random steps near them do"
     return [raised("misleading", text)]
 

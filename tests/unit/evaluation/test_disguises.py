@@ -8,6 +8,7 @@ from torch import nn
 import atlas
 from atlas.attacks import PGD, Transfer
 from atlas.data import Images, load
+from atlas.evaluation.probes import probe
 from atlas.models import build
 from tests.disguises import CHOSEN, DISGUISES, Disguised, trained
 
@@ -34,6 +35,12 @@ def test_the_worst_case_is_near_the_truth_or_in_doubt(name: str, natural: nn.Mod
     known = atlas.evaluate(model, images, THREAT, attacks={"bare": bare}, progress=False)
     gap = int(report.robust.sum()) - int((report.robust & known.robust).sum())
     assert report.flags or gap <= 0.1 * N, f"{report}\n{known}"
+
+
+def test_waves_that_are_smooth_over_a_tenth_of_eps_mislead(natural: nn.Module, images: Images) -> None:
+    model = Disguised(natural, DISGUISES["sine 2000 x 10"])
+    flags = probe(model, images.pixels(slice(None)), images.y, atlas.Linf(2 / 255))
+    assert "misleading" in {flag.name for flag in flags}
 
 
 @pytest.mark.parametrize("threat", [atlas.Linf(0.1), atlas.L2(1.5)], ids=str)
