@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 from atlas import data
 from atlas.attacks import Attack, Square, frozen
-from atlas.attacks.arranged import arranged
-from atlas.attacks.lanes import ask
+from atlas.attacks.engine import ask
+from atlas.attacks.model_variants import arranged
 from atlas.attacks.suites import suite
 from atlas.cli.subject import named
 from atlas.config import number

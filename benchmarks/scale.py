@@ -21,11 +21,10 @@ from torch import nn
 
 from atlas import models
 from atlas.data import Batch
+from atlas.distributed.launch import launch, size, started
 from atlas.errors import UsageError
 from atlas.machine import machine
 from atlas.training import Ranks, connected
-from atlas.training.contact import size, started
-from atlas.training.launch import launch
 from benchmarks.command import add_shared, at_least, shape_of
 from benchmarks.equations import Case, cases
 from benchmarks.processes import background_load

@@ -14,9 +14,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 from rich.cells import cell_len
 from rich.table import Table
 
-from atlas.disk import write_atomic
 from atlas.errors import UsageError
-from atlas.report import plots
+from atlas.files import write_atomic
+from atlas.reports import plots
 from atlas.terminal import Terminal
 
 NOTE = "note"

@@ -22,16 +22,16 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from atlas import presets
 from atlas.cli.console import console
 from atlas.config import overridden
+from atlas.distributed.process_group import Share
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
-from atlas.reproduce import preset
+from atlas.runs import RunFolder
 from atlas.signals import caught_signals
 from atlas.training import Ranks, RunConfig, train
-from atlas.training.folder import RunFolder
 from atlas.training.log import Record, read_metrics, read_times
-from atlas.training.ranks import Share
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 from benchmarks.command import Repeated, add_shared, at_least, settings_of
@@ -148,7 +148,7 @@ def add_options(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> dict[str, Any]:
     runs, settings = [], settings_of(options)
     for what in options.presets:
-        name, table = preset.load_preset(what)
+        name, table = presets.load_preset(what)
         runs.append(
             TimedRun(RunConfig.of(overridden(table, settings.items(), REGISTRIES)), options.out / name)
         )

@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from atlas import models
 from atlas.data import num_batches
+from atlas.distributed.process_group import FEWEST
 from atlas.errors import UsageError
-from atlas.training.team import FEWEST
 from benchmarks.command import Repeated, add_shared, at_least, shape_of
 from benchmarks.equations import Case, case, cases, count_step
 from benchmarks.step import CLASSES

@@ -21,8 +21,8 @@ from atlas.attacks import frozen
 from atlas.cli.process import keep_memory
 from atlas.data import AUGMENTS
 from atlas.machine import machine
-from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
+from atlas_paper.workspace import commit
 from benchmarks.equations import ALPHA, case, kl
 from benchmarks.step import CLASSES, THREAT, random_batch, trainer
 from benchmarks.tables import facts, grid, markers_of, over, put_between_markers, ratio, save

@@ -16,10 +16,10 @@ from typing import Any
 from scipy import stats
 
 from atlas import data
-from atlas.disk import write_atomic
 from atlas.evaluation import evaluate
-from atlas.reproduce.workspace import commit
+from atlas.files import write_atomic
 from atlas.training import load_config, load_model
+from atlas_paper.workspace import commit
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent

@@ -15,7 +15,7 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree
 
-from atlas.disk import write_atomic
+from atlas.files import write_atomic
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent

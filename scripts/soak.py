@@ -33,8 +33,8 @@ import torch
 import atlas
 from atlas.attacks import PGD
 from atlas.methods import Atlas
-from atlas.reproduce.workspace import commit
 from atlas.training import Schedule, Training, Validation
+from atlas_paper.workspace import commit
 
 MODEL = """
 from torch import nn

@@ -22,15 +22,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atlas import data
-from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, lanes
-from atlas.attacks.forms import searched
+from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, engine
 from atlas.attacks.margin import MarginState
+from atlas.attacks.model_variants import searched
 from atlas.evaluation import Score
 from atlas.models import build
-from atlas.reproduce.workspace import commit
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training import load_model
+from atlas_paper.workspace import commit
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
@@ -98,7 +98,7 @@ def un_t(optimizer: Any, schedule: str, size: float) -> Untargeted:
 
 def run(attack: Attack, threat: Threat, model: Model, images: data.Images) -> Outcome:
     rng = Rng.lanes(SEED, images.ids).fold("evaluation")
-    return lanes.run(attack, model, images.pixels(slice(None)), images.y, threat, rng)
+    return engine.run(attack, model, images.pixels(slice(None)), images.y, threat, rng)
 
 
 def measure(path: Path, n: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from atlas.reproduce import paper
+from atlas_paper import paper
 from tests.published import ROOT, between, script
 
 LOWER = "trained-bfloat16-all-attacked-bfloat16"

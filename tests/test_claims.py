@@ -10,7 +10,7 @@ import pytest
 
 from atlas.evaluation.compare import compared
 from atlas.evaluation.load import load_report
-from atlas.reproduce import paper
+from atlas_paper import paper
 from tests.published import ROOT
 
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")

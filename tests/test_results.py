@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from atlas import presets
 from atlas.attacks import Untargeted
 from atlas.config import fingerprint
+from atlas.demo import Row, markdown
 from atlas.evaluation import Score
 from atlas.evaluation.load import load_report
-from atlas.reproduce import preset
-from atlas.reproduce.demo import Row, markdown
-from atlas.reproduce.preset import load_preset
+from atlas.presets import load_preset
 from atlas.training import RunConfig
 from tests.published import ROOT, between, script
 
@@ -70,7 +70,7 @@ def test_the_best_of_a_search_is_kept_as_a_preset(row: str) -> None:
 
 
 def test_every_tuned_preset_has_its_search() -> None:
-    tuned = [name for name in preset.names() if name.endswith("-tuned")]
+    tuned = [name for name in presets.names() if name.endswith("-tuned")]
     assert [f"mnist-small-{row}-tuned" for row in TUNED] == sorted(tuned)
 
 

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from atlas.disk import write_atomic
 from atlas.errors import CheckpointError, DamagedError, is_out_of_memory
+from atlas.files import write_atomic
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""

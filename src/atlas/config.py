@@ -23,7 +23,7 @@ from atlas.errors import UsageError, choose, unknown
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
-Table = dict[str, Any]
+ConfigDict = dict[str, Any]
 LARGEST = 2**63
 """Beyond all whole numbers: tensors and times hold none of more bits."""
 DEEPEST = 20
@@ -240,7 +240,7 @@ def table_of(value: Any, registries: Registries) -> Any:
         return [table_of(v, registries) for v in value]
     if not is_dataclass(value):
         return value
-    table: Table = {}
+    table: ConfigDict = {}
     for kind, registry in registries.items():
         if isinstance(value, kind):
             table["name"] = f"{type(value).__module__}:{type(value).__qualname__}"
@@ -263,7 +263,9 @@ def _as_before(f: Field[Any], value: object) -> bool:
     return "later" in f.metadata and value == f.default
 
 
-def override(table: Mapping[str, Any], dotted: str, value: Any, registries: Registries = NO_NAMES) -> Table:
+def override(
+    table: Mapping[str, Any], dotted: str, value: Any, registries: Registries = NO_NAMES
+) -> ConfigDict:
     """The table with ``a.b.c`` set to the value; another ``a.name`` drops the keys of the old one.
 
     What the old and the new one both have as a named part (a method's attack, say) is kept.
@@ -281,7 +283,7 @@ def override(table: Mapping[str, Any], dotted: str, value: Any, registries: Regi
     return {**table, head: value}
 
 
-def overridden(table: Table, changes: Iterable[tuple[str, Any]], registries: Registries) -> Table:
+def overridden(table: ConfigDict, changes: Iterable[tuple[str, Any]], registries: Registries) -> ConfigDict:
     """The table with every dotted key of the changes set."""
     changes = list(changes)
     # Twice, because a name that is changed after its siblings has dropped them.
@@ -290,7 +292,7 @@ def overridden(table: Table, changes: Iterable[tuple[str, Any]], registries: Reg
     return table
 
 
-def merge(base: Mapping[str, Any], top: Mapping[str, Any], registries: Registries = NO_NAMES) -> Table:
+def merge(base: Mapping[str, Any], top: Mapping[str, Any], registries: Registries = NO_NAMES) -> ConfigDict:
     """Two tables, the second winning, sub-tables merged the same way; names as in `override`."""
     both = _kept(base, top["name"], registries) if "name" in top else dict(base)
     for key, value in top.items():
@@ -301,7 +303,7 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any], registries: Registrie
     return both
 
 
-def _kept(table: Mapping[str, Any], name: object, registries: Registries) -> Table:
+def _kept(table: Mapping[str, Any], name: object, registries: Registries) -> ConfigDict:
     """What stays of the table of a named part when it gets this name."""
     if table.get("name", name) == name:
         return dict(table)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atlas import models
-from atlas.training.team import Team
+from atlas.distributed.process_group import Team
 from benchmarks.equations import case, count_step, counts_of
 from benchmarks.step import random_batch, trainer
 from benchmarks.tables import markdown, markers_of

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 
-from atlas.report import plots
+from atlas.reports import plots
 from benchmarks import attack, compare_steps, growth, scale, step, time_to_accuracy
 from benchmarks.tables import markdown, markers_of
 from scripts import cluster_cost

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from atlas.errors import UsageError
-from atlas.report import plots
+from atlas.reports import plots
 from atlas.terminal import Terminal
 from benchmarks.tables import (
     NOTE,

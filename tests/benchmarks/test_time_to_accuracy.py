@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from atlas import presets
 from atlas.config import override
+from atlas.distributed.process_group import Ranks
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
-from atlas.reproduce import preset
+from atlas.runs import RunFolder
 from atlas.training import RunConfig, train
-from atlas.training.folder import RunFolder
-from atlas.training.ranks import Ranks
 from benchmarks import time_to_accuracy
 from benchmarks.command import main
 from benchmarks.tables import TextTable, markdown
@@ -45,7 +45,7 @@ def data(tmp_path: Path) -> str:
 
 
 def timed_run(name: str, data: str, folder: Path) -> TimedRun:
-    table = preset.load_preset(name)[1]
+    table = presets.load_preset(name)[1]
     for key, value in {**SMALL, "data": data}.items():
         table = override(table, key, value)
     return TimedRun(RunConfig.of(table), folder / name)

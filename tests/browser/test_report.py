@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from atlas.report import page
-from atlas.report.collect import Epoch, Given, collect
-from atlas.report.study import Settings
-from atlas.report.write import kept, studied
+from atlas.reports import page
+from atlas.reports.collect import Epoch, Given, collect
+from atlas.reports.quick_attack import Settings
+from atlas.reports.write import kept, studied
 from tests.browser.chromium import Chromium, find
-from tests.unit.report import runs
-from tests.unit.report import test_comparison as by_hand
+from tests.unit.reports import runs
+from tests.unit.reports import test_comparison as by_hand
 
 PROGRAM = find()
 pytestmark = pytest.mark.skipif(

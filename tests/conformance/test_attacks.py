@@ -28,7 +28,7 @@ from atlas.attacks import (
     TargetedFAB,
     TargetedShrink,
     Untargeted,
-    lanes,
+    engine,
 )
 from atlas.config import build, table_of
 from atlas.errors import UsageError
@@ -108,11 +108,11 @@ def test_the_default_device_changes_nothing(attack: Attack, threat: Threat, coun
     model = counted(*COLOUR)
     x, y = images(COLOUR, model)
     rng = Rng.batch(len(x), seed=0)
-    expected = lanes.run(attack, model, x, y, threat, rng)
+    expected = engine.run(attack, model, x, y, threat, rng)
     with torch.device("meta"):
-        found = lanes.run(attack, model, x, y, threat, rng)
-        engine = lanes.Engine(attack, model, x, y, threat, rng)
-        engine.restore(engine.snapshot())
+        found = engine.run(attack, model, x, y, threat, rng)
+        search = engine.Engine(attack, model, x, y, threat, rng)
+        search.restore(search.snapshot())
     assert torch.equal(found.x_adv, expected.x_adv)
     assert torch.equal(found.attempt, expected.attempt)
 
@@ -226,7 +226,7 @@ def test_verdicts_do_not_depend_on_batches(attack: Attack, threat: Threat, count
     model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
     x, y = images(COLOUR, model, 40)
     small = threat.at(threat.eps / 4)
-    found = [lanes.run(attack, model, x, y, small, rng, batch_size=size) for size in (1, 7, 40)]
+    found = [engine.run(attack, model, x, y, small, rng, batch_size=size) for size in (1, 7, 40)]
     for outcome in found:
         assert torch.equal(outcome.attempt, found[0].attempt)
         assert torch.equal(outcome.step, found[0].step)
@@ -242,14 +242,14 @@ def test_a_saved_attack_goes_on_to_the_same_end(attack: Attack, threat: Threat, 
     model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
     x, y = images(COLOUR, model, 40)
     first, second = (
-        lanes.Engine(attack, model, x, y, threat.at(threat.eps / 4), rng, batch_size=16) for _ in range(2)
+        engine.Engine(attack, model, x, y, threat.at(threat.eps / 4), rng, batch_size=16) for _ in range(2)
     )
     for _ in range(2):
         first.step()
     second.restore({name: tensor.clone() for name, tensor in first.snapshot().items()})
-    for engine in (first, second):
-        while not engine.finished:
-            engine.step()
+    for search in (first, second):
+        while not search.finished:
+            search.step()
     for one, other in zip(vars(first.outcome()).values(), vars(second.outcome()).values(), strict=True):
         assert torch.equal(one, other)
 
@@ -259,7 +259,7 @@ def test_more_restarts_fool_no_fewer(attack: Attack, counted: Factory) -> None:
     model, threat = counted(*COLOUR, seed=1), Linf(0.02)
     x, y = images(COLOUR, model, 40)
     more = replace(attack, restarts=attack.restarts + 2)  # type: ignore[type-var,attr-defined]
-    one, other = (lanes.run(a, model, x, y, threat, Rng.batch(40)).robust for a in (attack, more))
+    one, other = (engine.run(a, model, x, y, threat, Rng.batch(40)).robust for a in (attack, more))
     assert (one | ~other).all()
 
 

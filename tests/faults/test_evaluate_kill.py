@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from atlas.disk import in_use
+from atlas.files import in_use
 from tests.faults import runs
 
 SUITE = """

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas.disk import part_of
+from atlas.files import part_of
 from tests.faults import runs
 
 

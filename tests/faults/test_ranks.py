@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import atlas
-from atlas.disk import in_use, locked
+from atlas.files import in_use, locked
 from atlas.methods import Natural
 from atlas.training import Ranks, Schedule, Training, fit
 from tests.faults import ranks, runs

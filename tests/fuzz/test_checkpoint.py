@@ -17,8 +17,8 @@ from atlas.errors import AtlasError, CheckpointError
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.models import build, source
 from atlas.models.weights import read_weights
+from atlas.runs import RunFolder
 from atlas.training import load_model
-from atlas.training.folder import RunFolder
 from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz, little_memory
 
 TENSORS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.tensor(3), "torch_rng": torch.zeros(8).byte()}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atlas.cli.train import setting
 from atlas.config import fingerprint, override
 from atlas.errors import AtlasError
-from atlas.reproduce.preset import load_preset
+from atlas.presets import load_preset
 from atlas.training import RunConfig, load_config
 from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz
 
@@ -28,7 +28,7 @@ attack = { name = "pgd", steps = 10, relative_step = 0.25 }
 [training.schedule]
 milestones = [10, 20.5]
 """
-FILES = [OWN] + [(resources.files("atlas.reproduce") / f"presets/{n}.toml").read_bytes() for n in PRESETS]
+FILES = [OWN] + [(resources.files("atlas.presets") / f"{n}.toml").read_bytes() for n in PRESETS]
 TABLES = [RunConfig.of(load_preset(name)[1]).table() for name in PRESETS]
 keys = st.sampled_from(
     [

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from atlas.data import Images, load
-from atlas.data.archive import gunzip, untar
+from atlas.data.archive import File, gunzip, untar
 from atlas.data.cifar import parse_pickles, parse_records
-from atlas.data.files import File
 from atlas.data.idx import format_idx, parse_pair
 from atlas.errors import DataError
 from tests.fuzz.fuzzing import FEW, MANY, Changes, changed, changes, fuzz

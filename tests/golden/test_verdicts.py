@@ -1,7 +1,7 @@
 """What every attack finds on a small problem, as it was when its version was last raised.
 
 Kept verdicts are reused by evaluations and reports, so a change of an attack that may change a verdict has to
-raise `version` of the attack, or `VERSION` of `atlas.attacks.lanes` where all attacks change. Then
+raise `version` of the attack, or `VERSION` of `atlas.attacks.engine` where all attacks change. Then
 ``python tests/golden/test_verdicts.py`` writes `verdicts.json` anew.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from atlas.attacks import ATTACKS, PGD, Attack, Transfer, lanes
+from atlas.attacks import ATTACKS, PGD, Attack, Transfer, engine
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from tests.unit.evaluation.runs import net, noise
@@ -45,8 +45,8 @@ def cases() -> dict[str, tuple[Attack, Threat]]:
 
 def verdicts(attack: Attack, threat: Threat) -> dict[str, Any]:
     images = noise()
-    outcome = lanes.run(attack, net(), images.x, images.y, threat, Rng.lanes(0, images.ids))
-    version = f"{lanes.VERSION}.{attack.version}"
+    outcome = engine.run(attack, net(), images.x, images.y, threat, Rng.lanes(0, images.ids))
+    version = f"{engine.VERSION}.{attack.version}"
     return {"version": version, "attempt": outcome.attempt.tolist(), "step": outcome.step.tolist()}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas.attacks import APGD, Fresh, TargetedAPGD, lanes
+from atlas.attacks import APGD, Fresh, TargetedAPGD, engine
 from atlas.attacks.apgd import AutoPGD
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -87,7 +87,7 @@ def test_verdicts_among_several_classes_are_certificates(threat: Threat) -> None
     """The targeted attack calls an example robust exactly where no class can be reached in ball and box."""
     W, b, x, y = several_classes(classes=6, count=150)
     highest = highest_margins(W, b, x, y, threat)
-    outcome = lanes.run(TargetedAPGD(), lambda p: p.flatten(1) @ W.T + b, x, y, threat, Rng.batch(150))
+    outcome = engine.run(TargetedAPGD(), lambda p: p.flatten(1) @ W.T + b, x, y, threat, Rng.batch(150))
     assert 30 < (highest < 0).sum() < 120, "both verdicts are to occur"
     sure = np.abs(highest) > 1e-4
     assert (outcome.robust.numpy() == (highest < 0))[sure].all()

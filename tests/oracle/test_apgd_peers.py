@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas import data
-from atlas.attacks import APGD, TargetedAPGD, frozen, lanes
+from atlas.attacks import APGD, TargetedAPGD, engine, frozen
 from atlas.attacks.apgd import AutoPGD
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -76,7 +76,7 @@ each_peer = pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.__name_
 @cache
 def our_share(attack: AutoPGD, model: nn.Module, x: Tensor, y: Tensor, threat: Threat) -> float:
     """Of the images that stand; asked for once for all peers."""
-    outcome = lanes.run(attack, model, x, y, threat, Rng.batch(len(x)), batch_size=128)
+    outcome = engine.run(attack, model, x, y, threat, Rng.batch(len(x)), batch_size=128)
     return outcome.robust.double().mean().item()
 
 

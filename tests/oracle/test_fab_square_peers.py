@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas import Optimizer, Schedule, Training, data, fit
-from atlas.attacks import FGSM, Attack, Square, TargetedFAB, frozen, lanes, windows
-from atlas.attacks.hyperplane import shortest_steps
+from atlas.attacks import FGSM, Attack, Square, TargetedFAB, engine, frozen, square
+from atlas.attacks.fab import shortest_steps
 from atlas.methods import Adv, Atlas, Method, Natural
 from atlas.models import build
 from atlas.rng import Rng
@@ -54,7 +54,7 @@ def both(
     attack: Attack, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Who stands under our attack and who under the original, bool [N]."""
-    ours = lanes.run(attack, model, x, y, threat, Rng.batch(len(x), seed), batch_size=128).robust
+    ours = engine.run(attack, model, x, y, threat, Rng.batch(len(x), seed), batch_size=128).robust
     if isinstance(attack, Square):
         return ours, robust_under_square(attack, model, x, y, threat, seed)
     assert isinstance(attack, TargetedFAB)
@@ -112,8 +112,8 @@ def test_square_in_linf_is_stronger_than_the_original_by_the_last_row_and_column
     as strong, up to the luck of a random search: 5 points of 300 images are about three deviations."""
     ours, theirs = standing(Square(queries=120), Linf(0.04))
     assert ours <= theirs + 0.005
-    rooms = windows._rooms
-    monkeypatch.setattr(windows, "_rooms", lambda *sizes: (rooms(*sizes) - 1).clamp_min(1))
+    rooms = square._rooms
+    monkeypatch.setattr(square, "_rooms", lambda *sizes: (rooms(*sizes) - 1).clamp_min(1))
     fewer, _ = standing(Square(queries=120), Linf(0.04))
     assert fewer > ours
     assert abs(fewer - theirs) <= 0.05

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atlas.attacks import FGSM, PGD, Attack, lanes
+from atlas.attacks import FGSM, PGD, Attack, engine
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 
@@ -233,7 +233,7 @@ def test_verdicts_are_certificates(threat: Threat, attack: Attack) -> None:
     f = p(x).numpy()
     margin = -np.abs(f[:, 1] - f[:, 0])
     reached = margin + worst(p, threat)
-    outcome = lanes.run(attack, p, x, p.y, threat, Rng.batch(300), batch_size=64)
+    outcome = engine.run(attack, p, x, p.y, threat, Rng.batch(300), batch_size=64)
     sure = np.abs(reached) > 1e-3
     assert sure.sum() > 280
     assert 60 < (reached < 0).sum() < 240, "both verdicts are to occur"

@@ -9,7 +9,7 @@ import pytest
 from atlas import data
 from atlas.attacks import PGD
 from atlas.evaluation import score
-from atlas.reproduce.preset import load_preset
+from atlas.presets import load_preset
 from atlas.threat import Linf
 from atlas.training import RunConfig, train
 

@@ -31,7 +31,7 @@ from atlas.config import (
 )
 from atlas.errors import UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades
-from atlas.reproduce.preset import load_preset, names
+from atlas.presets import load_preset, names
 from atlas.threat import L2, Linf
 from atlas.training import Optimizer, RunConfig, Training, Validation
 from atlas.training.settings import REGISTRIES as NAMES

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from atlas.disk import locked, part_of, require_room, write_atomic
 from atlas.errors import DiskError, LockError, UsageError
+from atlas.files import locked, part_of, require_room, write_atomic
 
 
 @pytest.mark.parametrize(("name", "file", "stays"), [("a", "", False), ("a", "b", True), ("old", "", True)])

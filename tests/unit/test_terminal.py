@@ -12,7 +12,7 @@ import pytest
 from rich.table import Table
 
 from atlas.evaluation.display import Display as EvaluationDisplay
-from atlas.report.display import Display as ReportDisplay
+from atlas.reports.quick_attack import Display as ReportDisplay
 from atlas.terminal import Terminal
 from atlas.training.display import Display as TrainingDisplay
 

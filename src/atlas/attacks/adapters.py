@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.frozen import Model
-from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.model_variants import Model
 from atlas.errors import UsageError
 from atlas.threat import L2, Linf, Threat
 

@@ -1,7 +1,7 @@
 """What an attack is: a frozen value that starts lanes, advances them by one step and says which are done.
 
 A lane is one attempt on one example, and every tensor of the state has the lane as its first axis, so the
-same attack serves one batch (`attack(model, x, y, threat)`) and the lanes engine (`atlas.attacks.lanes`).
+same attack serves one batch (`attack(model, x, y, threat)`) and the lanes engine (`atlas.attacks.engine`).
 
     x_adv = PGD(steps=10).perturb(model, x, y, threat)     # for training: every step, on every image
     x_adv = PGD(steps=20)(model, x, y, threat)             # for evaluation: stops at the first success
@@ -13,17 +13,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, Self
 
+import torch
 from torch import Tensor
 
-from atlas.attacks import lanes
-from atlas.attacks.frozen import BatchNormMode, Model
+from atlas.attacks import engine
+from atlas.attacks.engine import Fresh, S, Step
 from atlas.attacks.inputs import checked_inputs, explained
-from atlas.attacks.state import Fresh, S, Step
+from atlas.attacks.model_variants import BatchNormMode, Model, frozen
 from atlas.config import check_fields
 from atlas.errors import UsageError
-from atlas.rng import Rng
+from atlas.rng import Rng, streams
 from atlas.threat import Threat
 
 LEAST_REACH = 0.5
@@ -113,7 +114,7 @@ class Attack(ABC, Generic[S]):
         """
         x, y = checked_inputs(x, y, threat)
         with explained(model, x, y):
-            return lanes.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
+            return engine.run(self, model, x, y, threat, rng, batch_size=max(len(x), 1)).x_adv
 
     def perturb(
         self,
@@ -148,3 +149,57 @@ class Attack(ABC, Generic[S]):
             f"{type(self).__name__} is for evaluation only: call it as attack(model, x, y, threat). "
             "To train, use FGSM() or PGD()"
         )
+
+
+class Climb(Attack[S]):
+    """Base of the attacks that a method may train on."""
+
+    restarts: int
+    expected: ClassVar[str] = "an attack to train on: FGSM() or PGD(steps=10)"
+
+    def attempts(self, num_classes: int) -> int:
+        return self.restarts
+
+    @abstractmethod
+    def toward(self, objective: str) -> Self:
+        """This attack, climbing a method's objective unless it has one of its own."""
+
+    @abstractmethod
+    def loss(self, logits_adv: Tensor, state: S) -> Tensor:
+        """What the attack climbs, [B]."""
+
+    def perturb(
+        self,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        rng: Rng | None = None,
+        mode: BatchNormMode = "eval",
+    ) -> Tensor:
+        x, y = checked_inputs(x, y, threat)
+        with explained(model, x, y):
+            return self.craft(model, x, y, threat, streams(rng, x), mode)
+
+    def craft(
+        self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
+    ) -> Tensor:
+        """`perturb` without its checks, for a training loop that has made them."""
+        x = x.detach()
+        if threat.eps == 0:
+            return x
+        with frozen(model, mode):
+            ends = [self._climb(model, x, y, threat, rng, restart) for restart in range(self.restarts)]
+            if len(ends) == 1:
+                return ends[0].x_adv
+            with torch.no_grad():
+                losses = torch.stack([self.loss(model(end.x_adv), end) for end in ends])
+            points = torch.stack([end.x_adv for end in ends])
+            return points[losses.argmax(0), torch.arange(len(x), device=x.device)]
+
+    def _climb(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, restart: int) -> S:
+        fresh = Fresh(x, y, rng.fold("restart", restart), torch.full_like(y, restart))
+        state = self.start(model, fresh, threat)
+        for _ in range(self.steps):
+            state = self.advance(model, state, threat).state
+        return state

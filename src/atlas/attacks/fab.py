@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.frozen import Model
-from atlas.attacks.gradient import input_gradient
-from atlas.attacks.hyperplane import shortest_steps
-from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.gradients import input_gradient
+from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
@@ -112,3 +111,52 @@ def _half_way(x: Tensor, threat: Threat, rng: Rng) -> Tensor:
     noise = threat.noise(x, rng)
     length = threat.distance(noise, torch.zeros_like(noise)).clamp_min_(torch.finfo(x.dtype).tiny)
     return noise.mul_(per_example(threat.eps / 2 / length, x)).add_(x).clamp_(0, 1)
+
+
+NEWTON_STEPS = 100
+"""A cap; four to fourteen are taken."""
+
+
+def shortest_steps(threat: Threat, points: Tensor, w: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:
+    """The shortest d with w.d = gap that keep the points in the box, and how long they are.
+
+    Where the box is too small for that, d leads to its corner that comes nearest. Pixels that w does not see
+    stay. Points [B, K, N], of which K share a hyperplane, w [B, N] and gap [B, K] give d [B, K, N] and its
+    length [B, K] in the norm of the threat, L-inf or L2.
+    """
+    direction = w.sign()[:, None] * gap.sign()[..., None]
+    room = direction.clamp_min(0).sub_(points).abs_()  # to the edge towards which a pixel moves
+    if isinstance(threat, Linf):
+        d = direction.mul_(_passed(w.abs(), room, gap.abs()))
+        return d, d.abs().amax(2)
+    # The squares of very small or large gradients would leave float32's range, so scale first.
+    tiny = torch.finfo(w.dtype).tiny
+    scale = w.abs().amax(1, keepdim=True).clamp_min_(tiny)
+    speed = (w / scale).abs_()
+    time = _passed(speed.square(), room.div_(speed.clamp_min(tiny)[:, None]), (gap / scale).abs_())
+    d = direction.mul_(time).mul_(speed[:, None])
+    return d, torch.linalg.vector_norm(d, dim=2)
+
+
+def _passed(weights: Tensor, stops: Tensor, total: Tensor) -> Tensor:
+    """min(mu, stops) [B, K, N] with the least mu such that sum_i weights_i min(mu, stops_i) = total [B, K].
+
+    The slope of the sum falls wherever mu passes a stop that has weight. Where it has not changed, the last
+    step was along the right piece and mu is found.
+    """
+    column = weights[:, None].transpose(1, 2)  # bmm is several times slower with a contiguous one
+    left = total = total[..., None]
+    # Where all of it is out of reach, mu would climb past every stop.
+    mu = torch.zeros_like(total).masked_fill_(torch.bmm(stops, column) <= total, torch.inf)
+    last_slope = torch.full_like(total, torch.inf)
+    free, passed = torch.empty_like(stops), torch.empty_like(stops)
+    for _ in range(NEWTON_STEPS):
+        # A mask in floats, written at once, costs a fraction of a bool one.
+        slope = torch.bmm(torch.gt(stops, mu, out=free), column)
+        found = slope == last_slope
+        if found.all():
+            break
+        step = (left / slope.clamp_min(torch.finfo(mu.dtype).tiny)).clamp_min_(0)
+        mu, last_slope = torch.where(found, mu, mu + step), slope
+        left = total - torch.bmm(torch.minimum(stops, mu, out=passed), column)
+    return passed

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from atlas.attacks.frozen import Model, check_autograd, frozen
+from atlas.attacks.model_variants import Model, check_autograd, frozen
 from atlas.data.images import check_left_alone, describe
 from atlas.errors import AtlasError, DataError, UsageError, is_out_of_memory
 from atlas.models.adapted import own_dtype

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.frozen import Model
-from atlas.attacks.gradient import input_gradient
-from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.gradients import input_gradient
+from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import margin, targeted_margin

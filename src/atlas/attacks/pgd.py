@@ -8,10 +8,10 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from atlas.attacks.climb import Climb
-from atlas.attacks.frozen import Model, is_random
-from atlas.attacks.gradient import input_gradient
-from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.attack import Climb
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.gradients import input_gradient
+from atlas.attacks.model_variants import Model, is_random
 from atlas.config import check_counts
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS

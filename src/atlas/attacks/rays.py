@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.finite import finite
-from atlas.attacks.frozen import Model, frozen
-from atlas.attacks.state import Fresh, State, Step
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.gradients import finite
+from atlas.attacks.model_variants import Model, frozen
 from atlas.config import check_arguments, check_counts
 from atlas.rng import Rng
 from atlas.threat import Linf, Threat, check_pixels, per_example

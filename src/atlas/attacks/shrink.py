@@ -8,10 +8,10 @@ from typing import ClassVar
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.frozen import Model
-from atlas.attacks.gradient import input_gradient
+from atlas.attacks.engine import Fresh, Step
+from atlas.attacks.gradients import input_gradient
 from atlas.attacks.margin import MarginState
-from atlas.attacks.state import Fresh, Step
+from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin

@@ -9,11 +9,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atlas.attacks import bumps
 from atlas.attacks.attack import Attack
-from atlas.attacks.frozen import Model
-from atlas.attacks.state import Fresh, State, Step
-from atlas.attacks.windows import Windows, signed
+from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import ATTACK_OBJECTIVES
@@ -42,7 +40,7 @@ class Square(Attack[SquareState]):
 
     L-inf: the start is vertical stripes, each column of each channel at x + eps or x - eps. A candidate moves
     a square of the best image by 2 eps, a sign for each channel, cut to ball and box.
-    L2: see `atlas.attacks.bumps`.
+    L2: see `atlas.attacks.square`.
 
     A square covers the share `p` of the image, halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
     8000 steps whatever `queries` is, as in AutoAttack; the first publication stretches this to its budget.
@@ -79,7 +77,7 @@ class Square(Attack[SquareState]):
         x = fresh.x
         if x.dim() != 4:
             raise UsageError(f"Square got examples of shape {tuple(x.shape[1:])}; wanted images [C, H, W]")
-        first = stripes if isinstance(threat, Linf) else bumps.tiles
+        first = stripes if isinstance(threat, Linf) else tiles
         x_adv = first(x, threat.eps, fresh.rng.fold("start"))
         loss = x.new_full((len(x),), -torch.inf)
         return SquareState(x, fresh.y, x_adv, fresh.no_steps(), x, loss, fresh.rng.fold("squares").key)
@@ -106,7 +104,7 @@ class Square(Attack[SquareState]):
         # A step takes its numbers from the lanes' streams where the last one left off.
         count = 5 + x_best.shape[1]
         numbers = state.step[:, None] * count + torch.arange(count, device=x_best.device)
-        propose = squares if isinstance(threat, Linf) else bumps.moved
+        propose = squares if isinstance(threat, Linf) else moved
         return propose(state.x, x_best, windows, threat.eps, Rng(state.key).elements(numbers))
 
 
@@ -140,3 +138,136 @@ def squares(x: Tensor, x_best: Tensor, windows: Windows, eps: float, bits: Tenso
     mask = windows.mask(windows.places(bits[:, :2], x), x)
     faces = torch.add(x, signed(eps, bits[:, 5:], x.dtype)[..., None, None]).clamp_(0, 1)
     return torch.lerp(x_best, faces, mask, out=faces)
+
+
+LEAST = 1e-12
+"""Added to norms by which is divided."""
+
+
+def tiles(x: Tensor, eps: float, rng: Rng) -> Tensor:
+    """The start: a grid of bumps, five to the shorter edge of the image, with random signs and poses."""
+    channels, height, width = x.shape[1:]
+    side = max(min(height, width) // 5, 1)
+    rows, columns = height // side, width // side
+    poses = torch.stack([_bump(side), _bump(side).T]).to(x)[
+        (rng.fold("pose").bits((rows, columns)) < 0).long()
+    ]
+    sign = signed(1.0, rng.fold("sign").bits((channels, rows, columns)), x.dtype)
+    grid = (poses[:, None] * sign[..., None, None]).transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    delta = torch.zeros_like(x)
+    top, left = (height - grid.shape[2]) // 2, (width - grid.shape[3]) // 2
+    delta[:, :, top : top + grid.shape[2], left : left + grid.shape[3]] = grid
+    return _stretched(x, delta, eps)
+
+
+def moved(x: Tensor, x_best: Tensor, windows: Windows, eps: float, bits: Tensor) -> Tensor:
+    """A candidate: the energy of two windows of x_best, and what is unused, goes into a bump in the first.
+
+    In each channel the first window becomes the sum of a bump and of what it held, each at norm 1, scaled to
+    that energy; the second becomes 0. Of `bits` [B, 5 + C], 64 random ones each, the first four are for the
+    places, then come the pose and the signs.
+    """
+    first, second = (windows.places(bits[:, i : i + 2], x, last=False) for i in (0, 2))
+    delta = x_best - x
+    old = delta * windows.mask(first, x)
+    rest = delta.sub_(old)
+    other = rest * windows.mask(second, x)
+    kept = rest.sub_(other)
+    norm_old, norm_other, norm_kept = (
+        torch.linalg.vector_norm(d.flatten(2), dim=2) for d in (old, other, kept)
+    )
+    held = norm_old.square() + norm_other.square()
+    unused = (eps**2 - (held + norm_kept.square()).sum(1, keepdim=True)).clamp_min(0)
+    new = _bumps_at(first, windows, bits[:, 4] < 0, x) * signed(1.0, bits[:, 5:], x.dtype)[..., None, None]
+    new.addcmul_(old, (1 / (LEAST + norm_old))[..., None, None])
+    scale = (held + unused / x.shape[1]).sqrt() / (LEAST + torch.linalg.vector_norm(new.flatten(2), dim=2))
+    return _stretched(x, kept.addcmul_(new, scale[..., None, None]), eps)
+
+
+def _stretched(x: Tensor, delta: Tensor, eps: float) -> Tensor:
+    """x + delta, with delta stretched or shrunk to norm eps, cut by the box."""
+    scale = eps / (LEAST + torch.linalg.vector_norm(delta.flatten(1), dim=1))
+    return torch.addcmul(x, delta, scale[:, None, None, None]).clamp_(0, 1)
+
+
+def _bumps_at(places: Tensor, windows: Windows, lying: Tensor, x: Tensor) -> Tensor:
+    """Images [B, 1, H, W] that are 0 but for a bump in the window."""
+    height, width = x.shape[2:]
+    canvases = _canvases(windows.sides, height, width, x.dtype, x.device)
+    shifts = canvases.unfold(1, height, 1).unfold(2, width, 1)
+    return shifts[2 * windows.which + lying, height - places[:, 0], width - places[:, 1]][:, None]
+
+
+@lru_cache(maxsize=8)
+def _canvases(
+    sides: tuple[int, ...], height: int, width: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """A bump of each side and pose at (height, width) of [2 height, 2 width]: its parts show it anywhere."""
+    canvases = torch.zeros(2 * len(sides), 2 * height, 2 * width, dtype=dtype, device=device)
+    for k, side in enumerate(sides):
+        for pose, bump in enumerate((_bump(side), _bump(side).T)):
+            canvases[2 * k + pose, height : height + side, width : width + side] = bump
+    return canvases
+
+
+def _bump(side: int) -> Tensor:
+    """Two piles of opposite signs, one above the other, [side, side] with norm 1, float64."""
+    half = side // 2
+    return _unit(torch.cat([_pile(half, side), -_pile(side - half, side)]))
+
+
+def _pile(height: int, width: int) -> Tensor:
+    """Rectangles around the middle, the k-th reaching k - 1 pixels from it and adding 1 / k^2; norm 1."""
+    down, across = ((torch.arange(n, device="cpu") - n // 2).abs() for n in (height, width))
+    first = torch.maximum(down[:, None], across)  # the first rectangle over a pixel, counted from 0
+    steps = torch.arange(1, max(height, width) // 2 + 2, dtype=torch.float64, device="cpu") ** -2
+    return _unit(steps.flip(0).cumsum(0).flip(0)[first])
+
+
+def _unit(values: Tensor) -> Tensor:
+    return values.div(torch.linalg.vector_norm(values))
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows of side sides[which], one a lane. What depends on `sides` alone is made once and looked up."""
+
+    sides: tuple[int, ...]
+    which: Tensor
+    """int64 [B]."""
+
+    def places(self, bits: Tensor, x: Tensor, *, last: bool = True) -> Tensor:
+        """First rows and columns, any that the images x [B, C, H, W] have room for, of random bits [B, 2].
+
+        Without `last`, not the last of them where there are others.
+        """
+        room = _rooms(self.sides, x.shape[2], x.shape[3], x.device)[self.which]
+        if not last:
+            room = (room - 1).clamp_min_(1)
+        return (bits >> 40).bitwise_and_((1 << 24) - 1).mul_(room) >> 24
+
+    def mask(self, places: Tensor, x: Tensor) -> Tensor:
+        """1 for the pixels that the windows cover there, else 0, [B, 1, H, W]."""
+        height, width = x.shape[2:]
+        table = _covers(self.sides, max(height, width), x.dtype, x.device)
+        rows, columns = table[self.which[:, None], places].unbind(1)
+        return rows[:, None, :height, None] * columns[:, None, None, :width]
+
+
+@lru_cache(maxsize=8)
+def _rooms(sides: tuple[int, ...], height: int, width: int, device: torch.device) -> Tensor:
+    """How many places the rows and the columns of an image have for windows of these sides, int64 [K, 2]."""
+    return torch.tensor([[height - side + 1, width - side + 1] for side in sides], device=device)
+
+
+@lru_cache(maxsize=8)
+def _covers(sides: tuple[int, ...], length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[K, length, length]: at (k, p, i) whether a window of side sides[k] that begins at p covers i."""
+    ramp = torch.arange(length, device=device)
+    after = ramp - ramp[:, None]
+    return ((after >= 0) & (after < torch.tensor(sides, device=device)[:, None, None])).to(dtype)
+
+
+def signed(size: float, bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """+size or -size with equal chances, of the first of 64 random bits."""
+    return (bits < 0).to(dtype).mul_(2 * size).sub_(size)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.finite import NotFinite
-from atlas.attacks.frozen import Model, frozen
+from atlas.attacks.engine import Fresh, Step
+from atlas.attacks.gradients import NotFinite
+from atlas.attacks.model_variants import Model, frozen
 from atlas.attacks.pgd import PGD, ClimbState
-from atlas.attacks.state import Fresh, Step
 from atlas.errors import NumericError, UsageError
 from atlas.threat import Threat
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from atlas import __version__
-from atlas.cli import data, demo, evaluate, init, listing, report, reproduce, sweep, train
+from atlas.cli import data, demo, evaluate, init, listing, report, sweep, train
 from atlas.errors import UsageError
 
 app = typer.Typer(
@@ -35,6 +35,13 @@ def _options(
     pass
 
 
+def _add_reproduce() -> None:
+    """The paper's command. Nothing else in the library imports `atlas_paper`."""
+    from atlas_paper.cli import reproduce
+
+    app.command("reproduce")(reproduce)
+
+
 app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train")(train.train)
@@ -42,7 +49,7 @@ app.command("sweep")(sweep.sweep)
 app.command("evaluate")(evaluate.evaluate)
 app.command("compare")(evaluate.compare)
 app.command("report")(report.report)
-app.command("reproduce")(reproduce.reproduce)
+_add_reproduce()
 app.command("suites")(evaluate.suites)
 app.command("presets")(listing.presets)
 app.command("models")(listing.models)

@@ -17,10 +17,9 @@ from rich.progress import (
 from rich.table import Table
 
 from atlas.cli.console import console, say
+from atlas.data.archive import File
 from atlas.data.fetch import fetch as fetch_set
-from atlas.data.files import File
-from atlas.data.sources import SOURCES
-from atlas.data.store import data_root, home, present
+from atlas.data.store import SOURCES, data_root, home, present
 from atlas.data.store import verify as verify_set
 from atlas.errors import DataError
 

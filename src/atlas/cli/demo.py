@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from atlas.cli.console import console, say
-from atlas.reproduce.demo import ATTACKS, PAGE, run_demo
+from atlas.demo import ATTACKS, PAGE, run_demo
 
 
 def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs/demo")) -> None:

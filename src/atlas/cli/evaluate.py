@@ -19,6 +19,7 @@ from atlas.cli.console import Root, console, say
 from atlas.cli.subject import named, surrogates
 from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
+from atlas.distributed.launch import rank, size
 from atlas.errors import UsageError, choose
 from atlas.evaluation import Report, Shard
 from atlas.evaluation.compare import compared
@@ -28,7 +29,6 @@ from atlas.evaluation.plan import chosen_images, planned
 from atlas.models.normalize import STANDARDS, Normalization
 from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
-from atlas.training.contact import rank, size
 
 INVALID = 9
 """The exit code of an evaluation whose numbers mean nothing."""

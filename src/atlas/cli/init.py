@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 
 from atlas import data as data_sets
+from atlas import presets
 from atlas.cli.console import Root, say
 from atlas.config import number
 from atlas.data.load import TEST, lacks_test_set
-from atlas.disk import write_atomic
 from atlas.errors import UsageError
-from atlas.reproduce import preset
+from atlas.files import write_atomic
 from atlas.threat import Linf
 
 
@@ -47,7 +47,7 @@ def init(
         data += f"{TEST}0.2"
     images = data_sets.load(data, train=True, root=root)
     Linf(number(eps, "--eps"))
-    text = preset.for_images(images, data, model, eps)
+    text = presets.for_images(images, data, model, eps)
     try:
         write_atomic(path, text.encode())
     except UnicodeEncodeError as error:

@@ -12,12 +12,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from atlas import presets as recipes
 from atlas.attacks import ATTACKS, CLIMBS
 from atlas.cli.console import console, say
 from atlas.config import table_of
 from atlas.methods import METHODS
 from atlas.models import MODELS
-from atlas.reproduce import preset
 from atlas.training.settings import REGISTRIES
 
 INDENT = 2
@@ -35,11 +35,11 @@ def presets(
     - `atlas presets finetune > mine.toml` : and start a configuration from it
     """
     if name is not None:
-        print(preset.explained(name), end="")
+        print(recipes.explained(name), end="")
         return
     table = Table("preset", "what it is", box=None, pad_edge=False)
-    for each in preset.names():
-        table.add_row(each, preset.description(each))
+    for each in recipes.names():
+        table.add_row(each, recipes.description(each))
     console.print(table)
     say("Print one with `atlas presets NAME`, train it with `atlas train NAME`.")
 

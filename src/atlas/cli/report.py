@@ -11,8 +11,8 @@ import typer
 
 from atlas.cli.console import Root
 from atlas.config import number
-from atlas.disk import write_atomic
 from atlas.errors import UsageError, choose, unknown
+from atlas.files import write_atomic
 from atlas.terminal import Terminal
 from atlas.threat import THREATS
 
@@ -73,9 +73,9 @@ def report(
     of each run; what it finds is kept in the run's folder, so the next report is instant. The folder of an
     evaluation holds no model to attack: it gives table, warnings, classes and the images it has kept.
     """
-    from atlas.report import figures, page, write
-    from atlas.report.collect import Given, collect
-    from atlas.report.study import Settings, grouped
+    from atlas.reports import figures, page, write
+    from atlas.reports.collect import Given, collect
+    from atlas.reports.quick_attack import Settings, grouped
 
     suffix = "" if out is None else out.suffix.lower()
     meant = write.SUFFIXES.get(suffix)

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from atlas import presets
 from atlas.attacks import Model
 from atlas.data import Images
 from atlas.data.load import TEST
+from atlas.distributed.launch import local_device, rank
 from atlas.errors import UsageError
 from atlas.models import source
 from atlas.models.normalize import Normalization
-from atlas.reproduce import preset
+from atlas.runs import RunFolder
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
-from atlas.training.contact import local_device, rank
-from atlas.training.folder import RunFolder
 from atlas.training.run import checked_device
 
 EVALUATIONS = "evaluations"
@@ -99,7 +99,7 @@ def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Pa
     for name in wanted:
         place = Path(name)
         if not place.is_dir():
-            known, table = preset.load_preset(name)
+            known, table = presets.load_preset(name)
             place = folder / known
             while not RunFolder(place).last.exists():  # which is written when a run has come to its end
                 if rank() == 0:

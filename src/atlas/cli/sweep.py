@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from atlas import presets
 from atlas.cli.console import Root, console, say
 from atlas.cli.train import setting
 from atlas.config import overridden
 from atlas.errors import UsageError
-from atlas.reproduce import preset
 from atlas.training import RunConfig
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 
 if TYPE_CHECKING:
-    from atlas.sweep.outcome import Row
+    from atlas.sweeps.trial import Row
 
 
 def sweep(
@@ -82,12 +82,12 @@ def sweep(
         raise UsageError("got neither or both of --grid and --search; give one of them")
     if grid and (ranges or choices):
         raise UsageError("--range and --choice are for --search; a grid takes --grid KEY=A,B,C")
-    name, table = preset.load_preset(what)
+    name, table = presets.load_preset(what)
     base = overridden(table, map(setting, settings or []), REGISTRIES)
     config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()
-    from atlas.sweep import Place, Sweep, scoring, space, storage, work
+    from atlas.sweeps import Place, Sweep, space, storage, trial, work
 
     where = storage.checked(url, hidden=_is_from_environment(ctx, "url")) if url else None
     task = Sweep(
@@ -98,7 +98,7 @@ def sweep(
         grid=bool(grid),
         seed=seed,
         prune=not (no_prune or grid),
-        score=None if score_attack is None else scoring.named_attack(score_attack, config.data),
+        score=None if score_attack is None else trial.named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"
     found = work(task, search, Place(folder, root, device), where, say)
@@ -118,7 +118,7 @@ def _need_optuna() -> None:
 
 
 def _print(found: list[Row], keys: list[str], folder: Path) -> None:
-    from atlas.sweep.figure import names, short
+    from atlas.sweeps.files import names, short
 
     table = Table("trial", *names(keys).values(), "score", "clean", "robust", "state")
     for row in found[:10]:

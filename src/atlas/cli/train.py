@@ -12,17 +12,16 @@ from typing import Annotated, Any
 
 import typer
 
+from atlas import presets
 from atlas.cli.console import Root, say
-from atlas.config import Table as Settings
+from atlas.config import ConfigDict as Settings
 from atlas.config import overridden
 from atlas.data.load import lacks_test_set
-from atlas.disk import refuse_in_use
+from atlas.distributed.launch import launch, local_device, rank, size, started
 from atlas.errors import AtlasError, UsageError
-from atlas.reproduce import preset
+from atlas.files import refuse_in_use
 from atlas.training import Ranks, RunConfig, connected, load_config
 from atlas.training import train as run_training
-from atlas.training.contact import local_device, rank, size, started
-from atlas.training.launch import launch
 from atlas.training.precision import fastest
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
@@ -89,7 +88,7 @@ def train(
     if resume is not None and out is not None:
         raise UsageError("--resume goes on in the run's own folder: leave --out away")
     if what is not None:
-        name, table = preset.load_preset(what)
+        name, table = presets.load_preset(what)
         folder = out or Path("runs") / name
     else:
         assert resume is not None

@@ -13,15 +13,15 @@ from typing import IO
 import torch
 import typer
 
-from atlas.disk import locked
+from atlas.distributed.launch import ATLAS, Workers
 from atlas.errors import LostWorkerError
 from atlas.evaluation import Shard, merge
 from atlas.evaluation.display import Display
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.folder import EvaluationFolder
+from atlas.files import locked
 from atlas.signals import caught_signals
 from atlas.training import connected
-from atlas.training.launch import ATLAS, Workers
 
 LONGEST_WAIT = timedelta(days=7)
 NOT_FOR_WORKERS = {"processes", "shard", "out", "as_json"}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from atlas.data.augment import AUGMENTS, PadCropFlip
-from atlas.data.batches import batches, num_batches, split
-from atlas.data.convert import as_images
+from atlas.data.batches import AUGMENTS, PadCropFlip, batches, num_batches, split
 from atlas.data.images import Batch, Images
 from atlas.data.load import load
+from atlas.data.user_data import as_images
 
 __all__ = [
     "AUGMENTS",

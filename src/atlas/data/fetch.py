@@ -13,11 +13,10 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from atlas.data.files import File
-from atlas.data.sources import SOURCES
-from atlas.data.store import data_root, present, verify
-from atlas.disk import sync_folder
+from atlas.data.archive import File
+from atlas.data.store import SOURCES, data_root, present, verify
 from atlas.errors import DataError, DiskError, LockError, choose
+from atlas.files import sync_folder
 
 TRIES = 3  # for each mirror
 TIMEOUT = 30.0

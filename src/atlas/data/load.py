@@ -13,9 +13,8 @@ from atlas.config import check_arguments, number
 from atlas.data import cifar, idx
 from atlas.data.batches import split_test
 from atlas.data.images import Images
-from atlas.data.own import has_test_set, load_folder, load_npz
-from atlas.data.sources import SOURCES
-from atlas.data.store import at_home, data_root, find
+from atlas.data.store import SOURCES, at_home, data_root, find
+from atlas.data.user_data import has_test_set, load_folder, load_npz
 from atlas.errors import DataError, unknown
 
 TEST = ":test="

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, Transfer
-from atlas.attacks.forms import averaged, searched
-from atlas.attacks.gradient import check_gradients
-from atlas.attacks.lanes import Engine, ask
+from atlas.attacks.engine import Engine, ask
+from atlas.attacks.gradients import check_gradients
+from atlas.attacks.model_variants import averaged, searched
 from atlas.data import Images
 from atlas.errors import Interrupted, is_out_of_memory
 from atlas.evaluation.display import Display

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 
-from atlas.attacks.lanes import Engine
+from atlas.attacks.engine import Engine
 from atlas.evaluation.folder import EvaluationFolder
 from atlas.terminal import Terminal, share_bars
 

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
-from atlas.attacks.arranged import arranged
-from atlas.attacks.gradient import has_gradients, input_gradients
-from atlas.attacks.lanes import ask
+from atlas.attacks.engine import ask
+from atlas.attacks.gradients import has_gradients, input_gradients
+from atlas.attacks.model_variants import arranged
 from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
-from atlas.disk import locked
 from atlas.errors import ModelError, UsageError, model_errors
 from atlas.evaluation.course import Subject, finish, heeding
 from atlas.evaluation.display import Display
@@ -28,6 +27,7 @@ from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.shards import Shard
+from atlas.files import locked
 from atlas.models.code import own_code
 from atlas.models.normalize import normalized
 from atlas.objectives import margin

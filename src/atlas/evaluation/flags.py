@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
-from atlas.attacks.ledger import SURVIVED
+from atlas.attacks.attack_log import SURVIVED
 from atlas.evaluation.score import Score
 from atlas.threat import Threat, eps_text
 

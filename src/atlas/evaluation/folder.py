@@ -34,8 +34,8 @@ from torch import Tensor
 from atlas.checkpoint import digest, load_tensors, save_tensors
 from atlas.config import differences, fingerprint
 from atlas.data import npz
-from atlas.disk import part_of, refuse_strangers, write_atomic
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
+from atlas.files import part_of, refuse_strangers, write_atomic
 
 T = TypeVar("T")
 CONFIG, SUMMARY, PROGRESS, TIMING = "config.json", "summary.json", "progress.json", "timing.jsonl"

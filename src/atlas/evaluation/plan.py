@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer, lanes
+from atlas.attacks import ATTACKS, PGD, Attack, Model, Transfer, engine
 from atlas.attacks.suites import TRANSFER, suite
 from atlas.config import Registries, build, check_fields, integer, table_of
 from atlas.data import Images
@@ -62,7 +62,7 @@ def attack_table(attack: Attack) -> dict[str, Any]:
 
     The first version is left out, so that results from before there were versions are still found.
     """
-    version = f"{lanes.VERSION}.{attack.version}"
+    version = f"{engine.VERSION}.{attack.version}"
     return _settings(attack) | ({} if version == FIRST else {"version": version})
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from atlas.attacks import FGSM, PGD, Attack, Model, NotFinite, frozen, lanes
-from atlas.attacks.gradient import has_gradients, input_gradients
+from atlas.attacks import FGSM, PGD, Attack, Model, NotFinite, engine, frozen
+from atlas.attacks.gradients import has_gradients, input_gradients
 from atlas.errors import AtlasError, is_out_of_memory
 from atlas.evaluation.compare import paired
 from atlas.evaluation.flags import Flag, noticeable, raised
@@ -80,10 +80,10 @@ class _Right:
         return len(self.x)
 
     def ask(self, x: Tensor) -> Tensor:
-        return lanes.ask(self.model, x, self.batch_size)
+        return engine.ask(self.model, x, self.batch_size)
 
     def fooled(self, attack: Attack, threat: Threat) -> int:
-        outcome = lanes.run(attack, self.model, self.x, self.y, threat, self.rng, batch_size=self.batch_size)
+        outcome = engine.run(attack, self.model, self.x, self.y, threat, self.rng, batch_size=self.batch_size)
         return len(self) - int(outcome.robust.sum())
 
 
@@ -104,7 +104,7 @@ def probe(
     """
     batch_size = min(batch_size, PROBES)
     with frozen(model):
-        logits = lanes.ask(model, x[:POOL], batch_size)
+        logits = engine.ask(model, x[:POOL], batch_size)
         finite, answers = logits.isfinite().all(1), logits.argmax(1)
         flags = _outputs(logits[finite], int((~finite).sum()))
         same = bool(finite.any()) and _alike(answers[finite]) and not _alike(y[:POOL])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
-from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED, Outcome
+from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.errors import choose
 from atlas.evaluation.flags import Flag, Record
 from atlas.evaluation.score import SPOIL_ANSWERS, Score
@@ -226,7 +226,7 @@ class Report:
         puts several models side by side.
         """
         # The one import of a higher layer, at the time of the call: who has a report wants to keep it.
-        from atlas.report.write import save_report
+        from atlas.reports.write import save_report
 
         save_report(self, Path(path), name)
 

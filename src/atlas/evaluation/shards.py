@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from atlas.disk import locked
 from atlas.errors import CheckpointError, UsageError
 from atlas.evaluation.folder import EvaluationFolder, slug
+from atlas.files import locked
 
 
 @dataclass(frozen=True)

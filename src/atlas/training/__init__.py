@@ -1,9 +1,9 @@
 """Training: `fit` for anybody's model and data, `train` for a configuration."""
 
-from atlas.training.contact import connected
+from atlas.distributed.launch import connected
+from atlas.distributed.process_group import Ranks
+from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
-from atlas.training.keeper import Result
-from atlas.training.ranks import Ranks
 from atlas.training.run import RunConfig, load_config, load_model, train
 from atlas.training.schedule import Schedule
 from atlas.training.settings import Optimizer, Training, Validation

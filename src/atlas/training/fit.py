@@ -19,24 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import frozen
-from atlas.attacks.frozen import check_autograd
+from atlas.attacks.model_variants import check_autograd
 from atlas.config import check_arguments, fingerprint, table_of
 from atlas.data import Images, as_images, batches, split
 from atlas.data.images import check_left_alone
-from atlas.disk import locked
+from atlas.distributed.launch import checked_device
+from atlas.distributed.process_group import Ranks
 from atlas.errors import DataError, NumericError, UsageError, is_ctrl_c
+from atlas.files import locked
 from atlas.methods import Method
+from atlas.runs import RunFolder
 from atlas.signals import Requests, caught_signals
 from atlas.terminal import duration
 from atlas.threat import Threat, check_threat, eps_text
-from atlas.training.contact import checked_device
+from atlas.training.checkpointer import Keeper, Result
 from atlas.training.display import Display
-from atlas.training.folder import RunFolder
 from atlas.training.identity import description
-from atlas.training.keeper import Keeper, Result
 from atlas.training.log import Log, Record
 from atlas.training.precision import deterministic
-from atlas.training.ranks import Ranks
 from atlas.training.schedule import Schedule
 from atlas.training.settings import REGISTRIES, Training
 from atlas.training.trainer import Trainer

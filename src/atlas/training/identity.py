@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from atlas.checkpoint import digest
-from atlas.config import Table
+from atlas.config import ConfigDict
 
 TOLERANCE = 0.02
 """Relative to the largest logit: devices and TF32 differ by less, another activation function by more."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")
 
 
-def description(model: nn.Module, logits: Tensor, *, built_from_config: bool) -> Table:
+def description(model: nn.Module, logits: Tensor, *, built_from_config: bool) -> ConfigDict:
     """What is known of a model before it is trained, as a JSON-able table.
 
     `logits` are its answers to the same image twice. Where a configuration says how to build the model, its

@@ -15,23 +15,23 @@ from torch import Tensor, nn
 from atlas import config as conf
 from atlas import data, models
 from atlas.attacks import frozen
-from atlas.attacks.lanes import ask
+from atlas.attacks.engine import ask
 from atlas.checkpoint import load_tensors
 from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
+from atlas.distributed.launch import checked_device as checked_device
+from atlas.distributed.launch import local_device
+from atlas.distributed.process_group import Ranks
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
 from atlas.models.normalize import Normalization
 from atlas.models.weights import load_weights, normalization_of, read_weights
+from atlas.runs import RunFolder
 from atlas.terminal import Terminal
 from atlas.threat import Threat
-from atlas.training.contact import checked_device as checked_device
-from atlas.training.contact import local_device
+from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
-from atlas.training.folder import RunFolder
-from atlas.training.keeper import Result
 from atlas.training.log import Record
-from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
 
 SHOWN_IMAGES = 500
@@ -66,7 +66,7 @@ class RunConfig:
         """From a plain table, as in a preset file."""
         return conf.build(cls, table, REGISTRIES)
 
-    def table(self) -> conf.Table:
+    def table(self) -> conf.ConfigDict:
         return conf.table_of(self, REGISTRIES)  # type: ignore[no-any-return]
 
 

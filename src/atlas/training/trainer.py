@@ -14,24 +14,23 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import frozen, lanes
-from atlas.attacks.finite import NotFinite
-from atlas.config import Table, differences, table_of
+from atlas.attacks import engine, frozen
+from atlas.attacks.gradients import NotFinite
+from atlas.config import ConfigDict, differences, table_of
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
-from atlas.disk import write_atomic
+from atlas.distributed.process_group import Ranks
 from atlas.errors import Interrupted, NumericError, UsageError, model_errors
+from atlas.files import write_atomic
 from atlas.methods import Method
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
 from atlas.signals import Requests
 from atlas.threat import Threat
 from atlas.training.display import Display
-from atlas.training.learner import Learner
 from atlas.training.log import Log, Record
 from atlas.training.precision import lowered, lowered_model, searched_model
-from atlas.training.progress import Progress
-from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES, Training
+from atlas.training.train_state import Learner, Progress
 from atlas.training.validated import Validated
 
 PROBE_EVERY = 50
@@ -105,7 +104,7 @@ class Trainer:
         }
 
     @property
-    def validated_with(self) -> Table:
+    def validated_with(self) -> ConfigDict:
         """What the accuracies of two epochs must have in common to be compared."""
         parts = {"threat": self.threat, "training.validation.attack": self.training.validation.attack}
         return {name: table_of(part, REGISTRIES) for name, part in parts.items()}
@@ -286,7 +285,7 @@ class Trainer:
         batch_size = self.training.validation.batch_size
         if batch_size is None:  # no more than a step of training holds
             batch_size = min(VALIDATION_BATCH, math.ceil(self.training.batch_size / self.ranks.size))
-        outcome = lanes.run(
+        outcome = engine.run(
             attack, model, x, y, self.threat, rng, batch_size=batch_size, search=search, each_step=each_step
         )
         outcome.checked()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import ATTACKS, PGD, Adapted, adapt, lanes
+from atlas.attacks import ATTACKS, PGD, Adapted, adapt, engine
 from atlas.errors import UsageError
 from atlas.evaluation import evaluate
 from atlas.rng import Rng
@@ -74,8 +74,8 @@ def test_their_pgd_finds_what_ours_finds(make: Make, threat: Threat) -> None:
     """On a smooth model twenty steps are enough for either; 3 of 60 images are left to luck."""
     model = Net()
     x, y = images(model)
-    theirs = lanes.run(adapt(make(model, threat)), model, x, y, threat, Rng.batch(COUNT), batch_size=25)
-    ours = lanes.run(PGD(steps=20, restarts=2), model, x, y, threat, Rng.batch(COUNT))
+    theirs = engine.run(adapt(make(model, threat)), model, x, y, threat, Rng.batch(COUNT), batch_size=25)
+    ours = engine.run(PGD(steps=20, restarts=2), model, x, y, threat, Rng.batch(COUNT))
     assert 10 < int(ours.robust.sum()) < 50
     assert (theirs.robust != ours.robust).sum() <= 3
     assert threat.contains(theirs.x_adv, x).all()
@@ -93,7 +93,7 @@ def test_the_model_is_as_before(make: Make, training: bool) -> None:
     model.layers[4].bias.requires_grad_(False)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pixels = x.clone()
-    lanes.run(adapt(theirs), model, x, y, Linf(0.03), Rng.batch(COUNT))
+    engine.run(adapt(theirs), model, x, y, Linf(0.03), Rng.batch(COUNT))
     assert all(module.training == training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     wanting = [name for name, p in model.named_parameters() if not p.requires_grad]
@@ -114,8 +114,8 @@ def test_the_model_under_attack_is_attacked_whatever_theirs_was_made_with(make: 
         return model(pixels)  # type: ignore[no-any-return]
 
     for under_attack in (model, function):
-        found = lanes.run(adapt(theirs), under_attack, x, y, Linf(0.05), Rng.batch(COUNT))
-        wanted = lanes.run(adapt(make(model, Linf(0.05))), model, x, y, Linf(0.05), Rng.batch(COUNT))
+        found = engine.run(adapt(theirs), under_attack, x, y, Linf(0.05), Rng.batch(COUNT))
+        wanted = engine.run(adapt(make(model, Linf(0.05))), model, x, y, Linf(0.05), Rng.batch(COUNT))
         assert (found.robust != wanted.robust).sum() <= 3
         assert found.robust.double().mean() < 0.8
     assert getattr(theirs, "model", stranger) is stranger
@@ -147,7 +147,7 @@ def test_another_radius_is_refused(make: Make) -> None:
     model = Net()
     x, y = images(model)
     with pytest.raises(UsageError, match=r"made with eps 0.02; wanted that of Linf\(eps=0.03\)"):
-        lanes.run(adapt(make(model, Linf(0.02))), model, x, y, Linf(0.03), Rng.batch(COUNT))
+        engine.run(adapt(make(model, Linf(0.02))), model, x, y, Linf(0.03), Rng.batch(COUNT))
 
 
 @pytest.mark.parametrize("make", [foolbox_pgd, art_pgd])
@@ -155,7 +155,7 @@ def test_another_norm_is_refused(make: Make) -> None:
     model = Net()
     x, y = images(model)
     with pytest.raises(UsageError, match="made for the norm"):
-        lanes.run(adapt(make(model, L2(0.2))), model, x, y, Linf(0.2), Rng.batch(COUNT))
+        engine.run(adapt(make(model, L2(0.2))), model, x, y, Linf(0.2), Rng.batch(COUNT))
 
 
 def test_targeted_attacks_are_refused_where_they_want_target_labels() -> None:
@@ -178,7 +178,7 @@ def test_a_minimum_norm_attack_counts_only_in_the_ball() -> None:
     model = Net()
     x, y = images(model)
     robust = [
-        lanes.run(adapt(library.attacks.L2DeepFoolAttack()), model, x, y, L2(eps), Rng.batch(COUNT))
+        engine.run(adapt(library.attacks.L2DeepFoolAttack()), model, x, y, L2(eps), Rng.batch(COUNT))
         .robust.double()
         .mean()
         for eps in (0.02, 0.1, 0.5)
@@ -205,7 +205,7 @@ def stand_in(found: Callable[[Tensor], Tensor]) -> Any:
     return type("Derived", (Theirs,), {})()
 
 
-def outcome(found: Callable[[Tensor], Tensor], errs_below: float = 0.2) -> lanes.Outcome:
+def outcome(found: Callable[[Tensor], Tensor], errs_below: float = 0.2) -> engine.Outcome:
     """Under an attack that hands this back; the model errs where the first pixel is dark enough."""
     x = torch.full((5, 1, 2, 2), 0.5)
 
@@ -214,7 +214,7 @@ def outcome(found: Callable[[Tensor], Tensor], errs_below: float = 0.2) -> lanes
         return torch.cat([first - errs_below, errs_below - first], 1)
 
     y = torch.zeros(5, dtype=torch.int64)
-    return lanes.run(adapt(stand_in(found)), model, x, y, Linf(0.4), Rng.batch(5))
+    return engine.run(adapt(stand_in(found)), model, x, y, Linf(0.4), Rng.batch(5))
 
 
 def test_claims_are_verified() -> None:

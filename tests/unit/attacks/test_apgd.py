@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import APGD, Fresh, TargetedAPGD, lanes
+from atlas.attacks import APGD, Fresh, TargetedAPGD, engine
 from atlas.attacks.apgd import APGDState, AutoPGD, check_windows
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -163,7 +163,7 @@ def test_few_classes(attack: AutoPGD, classes: int, threat: Threat) -> None:
     """DLR is not defined for fewer than 3 or 4 classes; the margin takes its place, and finds points."""
     model, big = net(classes), threat.at(threat.eps * 5)
     given = fresh(model)
-    outcome = lanes.run(attack, model, given.x, given.y, big, given.rng)
+    outcome = engine.run(attack, model, given.x, given.y, big, given.rng)
     assert (~outcome.robust).double().mean() > 0.5
     assert (model(outcome.x_adv).argmax(1) != given.y).equal(~outcome.robust)
 
@@ -177,7 +177,7 @@ def test_a_survivor_costs_n_plus_1_looks_an_attempt(attack: AutoPGD) -> None:
         looks[0] += len(x)
         return model(x)  # type: ignore[no-any-return]
 
-    outcome = lanes.run(attack, counting, given.x, given.y, Linf(1e-6), given.rng)
+    outcome = engine.run(attack, counting, given.x, given.y, Linf(1e-6), given.rng)
     assert outcome.robust.all()
     assert outcome.queries.tolist() == [20] * COUNT
     assert looks[0] == COUNT * (1 + 20)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import atlas
 from atlas.attacks import PGD, frozen
-from atlas.attacks.arranged import arranged
+from atlas.attacks.model_variants import arranged
 from atlas.models import build
 
 

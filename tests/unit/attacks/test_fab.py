@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, TargetedFAB, lanes
+from atlas.attacks import Fresh, TargetedFAB, engine
 from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -184,7 +184,7 @@ def test_the_distance_of_a_linear_model(
     for one, label in zip(x, y, strict=True):
         exact = radius(one.flatten().numpy(), int(label), W, b, threat)
         below, above = (
-            lanes.run(attack, model.to(dtype), one[None].to(dtype), label[None], near, Rng.batch(1)).robust
+            engine.run(attack, model.to(dtype), one[None].to(dtype), label[None], near, Rng.batch(1)).robust
             for near in (threat.at(exact * (1 - 1e-4)), threat.at(exact * (1 + tolerance)))
         )
         assert below.all()
@@ -203,7 +203,7 @@ def test_points_outside_the_ball_do_not_count(threat: Threat) -> None:
     _, x_tried, logits = TargetedFAB().advance(model, state, small)
     assert (logits.argmax(1) != y).any()
     assert not small.contains(x_tried, x).any()
-    assert lanes.run(TargetedFAB(steps=10), model, x, y, small, Rng.batch(20)).robust.all()
+    assert engine.run(TargetedFAB(steps=10), model, x, y, small, Rng.batch(20)).robust.all()
 
 
 def test_a_flat_model_is_left_alone() -> None:
@@ -214,7 +214,7 @@ def test_a_flat_model_is_left_alone() -> None:
     def flat(pixels: Tensor) -> Tensor:
         return pixels.flatten(1)[:, :3] * 0 + torch.tensor([1.0, 0.5, 0.0])
 
-    outcome = lanes.run(TargetedFAB(steps=3), flat, x, y, Linf(0.3), Rng.batch(3))
+    outcome = engine.run(TargetedFAB(steps=3), flat, x, y, Linf(0.3), Rng.batch(3))
     assert outcome.robust.all()
     assert torch.equal(outcome.x_adv, x)
     assert (outcome.queries == 2 * 3 * 2).all()
@@ -230,7 +230,7 @@ def test_restarts_can_find_what_the_first_misses() -> None:
         return torch.stack([torch.ones_like(far) * 0.1, far], 1)
 
     once, twice = (
-        lanes.run(TargetedFAB(steps=5, restarts=r), plateau, x, y, Linf(0.2), Rng.batch(20)) for r in (1, 2)
+        engine.run(TargetedFAB(steps=5, restarts=r), plateau, x, y, Linf(0.2), Rng.batch(20)) for r in (1, 2)
     )
     assert once.robust.all()
     assert not twice.robust.any()

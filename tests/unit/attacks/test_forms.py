@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import PGD, Attack, Square, TargetedFAB
-from atlas.attacks.folded import FoldedConv
-from atlas.attacks.forms import averaged, searched
-from atlas.attacks.frozen import frozen
-from atlas.attacks.lanes import ask
+from atlas.attacks.engine import ask
+from atlas.attacks.model_variants import FoldedConv, averaged, frozen, searched
 from atlas.errors import UsageError
 from atlas.models import build
 from atlas.models.source import fingerprint

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import ATTACKS, FGSM, PGD, Attack, frozen
-from atlas.attacks.gradient import check_gradients, has_gradients
+from atlas.attacks.gradients import check_gradients, has_gradients
 from atlas.errors import UsageError
 
 NET = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from atlas.attacks import hyperplane
-from atlas.attacks.hyperplane import shortest_steps
+from atlas.attacks import fab
+from atlas.attacks.fab import shortest_steps
 from atlas.threat import L2, Linf, Threat
 
 Array = NDArray[np.float64]
@@ -149,6 +149,6 @@ def test_few_passes_are_enough(threat: Threat, monkeypatch: pytest.MonkeyPatch) 
     """A quarter of the cap is never used, with pieces as many as pixels."""
     points, w, gap = problem(200, 3000)
     exact, _ = shortest_steps(threat, points, w, gap)
-    monkeypatch.setattr(hyperplane, "NEWTON_STEPS", 25)
+    monkeypatch.setattr(fab, "NEWTON_STEPS", 25)
     early, _ = shortest_steps(threat, points, w, gap)
     assert torch.equal(early, exact)

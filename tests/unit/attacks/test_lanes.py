@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Fresh, Model, Outcome, Step, lanes
-from atlas.attacks.lanes import run
-from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED
+from atlas.attacks import FGSM, PGD, Fresh, Model, Outcome, Step, engine
+from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED
+from atlas.attacks.engine import run
 from atlas.attacks.pgd import ClimbState
 from atlas.errors import DataError, NumericError
 from atlas.objectives import ATTACK_OBJECTIVES
@@ -99,21 +99,21 @@ def naive_example(
     return SURVIVED, -1, max(ends), queries, point.detach()
 
 
-def engine(
+def search(
     attack: PGD, threat: Threat, batch_size: int, order: Tensor | None = None, model: Model | None = None
 ) -> Outcome:
     x, y = images()
     order = torch.arange(COUNT) if order is None else order
     rng = Rng.lanes(7, ids[order])
     model = model or net()
-    return lanes.run(attack, model, x[order], y[order], threat, rng, batch_size=batch_size)
+    return engine.run(attack, model, x[order], y[order], threat, rng, batch_size=batch_size)
 
 
 @each_case
 @pytest.mark.parametrize("batch_size", [1, 7, 64, COUNT])
 def test_agrees_with_a_plain_loop(attack: PGD, threat: Threat, batch_size: int) -> None:
     wanted = naive(attack, net(), *images(), threat, Rng.lanes(7, ids))
-    found = engine(attack, threat, batch_size)
+    found = search(attack, threat, batch_size)
     assert found.attempt.tolist() == wanted.attempt.tolist()
     assert found.step.tolist() == wanted.step.tolist()
     assert found.queries.tolist() == wanted.queries.tolist()
@@ -125,14 +125,14 @@ def test_agrees_with_a_plain_loop(attack: PGD, threat: Threat, batch_size: int) 
 
 def test_later_restarts_fool_too() -> None:
     attack, threat = CASES["restarts"]
-    assert engine(attack, threat, 64).attempt.max() >= 1
+    assert search(attack, threat, 64).attempt.max() >= 1
 
 
 @each_case
 @pytest.mark.parametrize("seed", [0, 1])
 def test_order_does_not_matter(attack: PGD, threat: Threat, seed: int) -> None:
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(seed))
-    straight, mixed = engine(attack, threat, 16), engine(attack, threat, 10, order)
+    straight, mixed = search(attack, threat, 16), search(attack, threat, 10, order)
     assert torch.equal(straight.attempt[order], mixed.attempt)
     torch.testing.assert_close(straight.x_adv[order], mixed.x_adv, rtol=0, atol=1e-9)
 
@@ -140,13 +140,13 @@ def test_order_does_not_matter(attack: PGD, threat: Threat, seed: int) -> None:
 @each_case
 def test_a_subset_has_the_verdicts_of_the_whole(attack: PGD, threat: Threat) -> None:
     some = torch.arange(5, COUNT, 3)
-    assert torch.equal(engine(attack, threat, 16).attempt[some], engine(attack, threat, 16, some).attempt)
+    assert torch.equal(search(attack, threat, 16).attempt[some], search(attack, threat, 16, some).attempt)
 
 
 @each_case
 def test_every_claim_is_true(attack: PGD, threat: Threat) -> None:
     (x, y), model = images(), net()
-    found = engine(attack, threat, 16)
+    found = search(attack, threat, 16)
     wrong = model(found.x_adv).argmax(1) != y
     assert torch.equal(wrong, ~found.robust)
     assert threat.contains(found.x_adv, x).all()
@@ -157,7 +157,7 @@ def test_every_claim_is_true(attack: PGD, threat: Threat) -> None:
 
 def test_another_seed_gives_other_points() -> None:
     (x, y), (attack, threat) = images(), CASES["pgd"]
-    one, other = (lanes.run(attack, net(), x, y, threat, Rng.lanes(s, ids)) for s in (1, 2))
+    one, other = (engine.run(attack, net(), x, y, threat, Rng.lanes(s, ids)) for s in (1, 2))
     assert not torch.equal(one.x_adv, other.x_adv)
 
 
@@ -167,7 +167,7 @@ def test_another_seed_gives_other_points() -> None:
 def one_pixel(model: Model, x: float, attack: PGD, threat: Threat) -> Outcome:
     """One image of one pixel and class 0."""
     pixel = torch.full((1, 1, 1, 1), x, dtype=torch.float64)
-    return lanes.run(attack, model, pixel, torch.tensor([0]), threat, Rng.batch(1))
+    return engine.run(attack, model, pixel, torch.tensor([0]), threat, Rng.batch(1))
 
 
 def two_logits(other: Tensor) -> Tensor:
@@ -250,7 +250,7 @@ def test_radius_0_is_clean_accuracy() -> None:
     (x, y), calls = images(), []
     model = net()
     model.register_forward_hook(lambda *_: calls.append(1))
-    found = lanes.run(PGD(), model, x, y, Linf(0.0), Rng.lanes(7, ids), batch_size=COUNT)
+    found = engine.run(PGD(), model, x, y, Linf(0.0), Rng.lanes(7, ids), batch_size=COUNT)
     assert len(calls) == 1
     assert torch.equal(found.robust, model(x).argmax(1) == y)
     assert torch.equal(found.clean, found.robust)
@@ -259,14 +259,14 @@ def test_radius_0_is_clean_accuracy() -> None:
 
 def test_no_examples() -> None:
     x, y = images()
-    found = lanes.run(PGD(), net(), x[:0], y[:0], Linf(0.1), Rng.lanes(7, ids[:0]))
+    found = engine.run(PGD(), net(), x[:0], y[:0], Linf(0.1), Rng.lanes(7, ids[:0]))
     assert (len(found.attempt), len(found.x_adv)) == (0, 0)
 
 
 def test_arguments_are_left_alone() -> None:
     (x, y), (attack, threat) = images(), CASES["restarts"]
     before = x.clone(), y.clone()
-    lanes.run(attack, net(), x, y, threat, Rng.lanes(7, ids))
+    engine.run(attack, net(), x, y, threat, Rng.lanes(7, ids))
     assert torch.equal(x, before[0])
     assert torch.equal(y, before[1])
 
@@ -277,7 +277,7 @@ def test_arguments_are_left_alone() -> None:
 @each_case
 def test_progress_counts_settled_examples(attack: PGD, threat: Threat) -> None:
     (x, y), seen = images(), list[int]()
-    lanes.run(attack, net(), x, y, threat, Rng.lanes(7, ids), batch_size=8, each_step=seen.append)
+    engine.run(attack, net(), x, y, threat, Rng.lanes(7, ids), batch_size=8, each_step=seen.append)
     assert seen == sorted(seen)
     assert seen[-1] == COUNT
     assert seen[0] >= 7, "clean mistakes are settled at once"
@@ -308,7 +308,7 @@ def test_what_each_step_raises_ends_the_run_and_leaves_the_model_alone(after: in
             raise Stop
 
     with pytest.raises(Stop):
-        lanes.run(
+        engine.run(
             PGD(steps=20), model, *images(), Linf(0.01), Rng.lanes(7, ids), batch_size=8, each_step=stop
         )
     assert steps == after
@@ -343,7 +343,7 @@ def recorded() -> tuple[list[int], list[int]]:
 
 def test_batches_stay_full_until_nothing_waits(recorded: tuple[list[int], list[int]]) -> None:
     started, advanced = recorded
-    engine(Recorded(steps=4, step_size=0.02), Linf(0.06), 8)
+    search(Recorded(steps=4, step_size=0.02), Linf(0.06), 8)
     assert max(advanced) == 8
     waiting = COUNT - int((net()(images()[0]).argmax(1) != images()[1]).sum())
     assert sum(started) == waiting
@@ -362,7 +362,7 @@ def test_a_fooled_example_leaves_with_its_restarts(recorded: tuple[list[int], li
         return torch.cat([torch.full_like(off, 1e-6), off], 1)
 
     attack = Recorded(steps=50, restarts=10)
-    found = lanes.run(attack, errs_off_the_images, x, y * 0, Linf(0.1), Rng.lanes(7, ids), batch_size=16)
+    found = engine.run(attack, errs_off_the_images, x, y * 0, Linf(0.1), Rng.lanes(7, ids), batch_size=16)
     assert found.attempt.tolist() == [0] * COUNT
     # The last batch is filled up with first restarts of examples that are not settled yet.
     assert sum(started) == 64
@@ -420,18 +420,18 @@ def test_one_bad_example_leaves_the_others_alone(batch_size: int) -> None:
 @each_case
 @pytest.mark.parametrize("after", [0, 2, 5, 11])
 def test_a_restored_engine_ends_the_same(attack: PGD, threat: Threat, after: int) -> None:
-    def new() -> lanes.Engine:
-        return lanes.Engine(attack, net(), *images(), threat, Rng.lanes(7, ids), batch_size=8)
+    def new() -> engine.Engine:
+        return engine.Engine(attack, net(), *images(), threat, Rng.lanes(7, ids), batch_size=8)
 
     first, second = new(), new()
     for _ in range(after):
         first.step()
     second.restore({name: tensor.clone() for name, tensor in first.snapshot().items()})
-    for engine in (first, second):
-        while not engine.finished:
-            engine.step()
-        assert engine.settled == COUNT
-        assert engine.share_done == 1.0
+    for one in (first, second):
+        while not one.finished:
+            one.step()
+        assert one.settled == COUNT
+        assert one.share_done == 1.0
     for one, other in zip(vars(first.outcome()).values(), vars(second.outcome()).values(), strict=True):
         assert torch.equal(one, other)
     assert first.robust == int(first.outcome().robust.sum())

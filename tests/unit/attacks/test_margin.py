@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, Model, MultiTargeted, Untargeted, lanes
-from atlas.attacks.ledger import CLEAN, SURVIVED
+from atlas.attacks import Fresh, Model, MultiTargeted, Untargeted, engine
+from atlas.attacks.attack_log import CLEAN, SURVIVED
 from atlas.attacks.margin import Margin
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -95,7 +95,7 @@ def naive(
 @pytest.mark.parametrize("batch_size", [7, 64])
 def test_agrees_with_a_plain_loop(attack: Margin, threat: Threat, batch_size: int) -> None:
     (x, y), model = images(), net()
-    found = lanes.run(attack, model, x, y, threat, STREAMS, batch_size=batch_size)
+    found = engine.run(attack, model, x, y, threat, STREAMS, batch_size=batch_size)
     rows = [naive(attack, model, x[i : i + 1], int(y[i]), threat, STREAMS[i : i + 1]) for i in range(COUNT)]
     assert list(zip(found.attempt.tolist(), found.step.tolist(), strict=True)) == [row[:2] for row in rows]
     torch.testing.assert_close(found.x_adv, torch.cat([row[2] for row in rows]), rtol=0, atol=1e-9)
@@ -129,7 +129,7 @@ def test_with_two_classes_multi_t_is_un_t() -> None:
 
     y, rng = two(x).argmax(1), STREAMS
     one, other = (
-        lanes.run(kind(steps=4, restarts=2), two, x, y, Linf(0.05), rng)
+        engine.run(kind(steps=4, restarts=2), two, x, y, Linf(0.05), rng)
         for kind in (Untargeted, MultiTargeted)
     )
     assert torch.equal(one.attempt, other.attempt)
@@ -140,7 +140,7 @@ def test_with_two_classes_multi_t_is_un_t() -> None:
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
 def test_the_scale_of_the_logits_changes_nothing(optimizer: Any, scale: float) -> None:
     (x, y), attack = images(), Untargeted(steps=4, restarts=2, optimizer=optimizer)
-    one, other = (lanes.run(attack, net(s), x, y, Linf(0.05), STREAMS) for s in (1.0, scale))
+    one, other = (engine.run(attack, net(s), x, y, Linf(0.05), STREAMS) for s in (1.0, scale))
     assert torch.equal(one.attempt, other.attempt)
     torch.testing.assert_close(one.x_adv, other.x_adv, rtol=0, atol=1e-9)
 
@@ -166,7 +166,7 @@ def test_a_linear_model_gives_way_exactly_at_its_distance(kind: type[Margin], th
         for i in range(6):
             at = threat.at(share * float(distance[i]))
             one = slice(i, i + 1)
-            found = lanes.run(attack, model, x[one], y[one], at, Rng.batch(1))
+            found = engine.run(attack, model, x[one], y[one], at, Rng.batch(1))
             assert found.robust.item() is robust
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import atlas
-from atlas.attacks import APGD, FGSM, PGD, Attack, RayS, Square, TargetedFAB, Untargeted, lanes
+from atlas.attacks import APGD, FGSM, PGD, Attack, RayS, Square, TargetedFAB, Untargeted, engine
 from atlas.errors import UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades
 from atlas.rng import Rng
@@ -106,7 +106,7 @@ def draws() -> dict[str, Callable[[Rng | None], Tensor]]:
     return {
         "call": lambda rng: attack(model, x, y, threat, rng),
         "perturb": lambda rng: attack.perturb(model, x, y, threat, rng),
-        "run": lambda rng: lanes.run(attack, model, x, y, threat, rng).x_adv,
+        "run": lambda rng: engine.run(attack, model, x, y, threat, rng).x_adv,
         "loss": lambda rng: loss.loss(model, x, y, threat=threat, rng=rng).detach(),
     }
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Fresh, lanes, pgd
-from atlas.attacks.forms import averaged
+from atlas.attacks import FGSM, PGD, Fresh, engine, pgd
+from atlas.attacks.model_variants import averaged
 from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, TOLERANCE, Linf, Threat
@@ -281,7 +281,7 @@ def test_a_climb_in_circles_ends_early_where_all_steps_would_have_ended(steps: i
     x = torch.tensor([0.5, 0.52, 0.45, 0.9, 0.05], dtype=torch.float64).reshape(-1, 1, 1, 1)
     y = torch.zeros(len(x), dtype=torch.int64)
     model, rng = Valley(c), Rng.batch(len(x))
-    outcome = lanes.run(PGD(steps=steps, step_size=size, restarts=restarts), model, x, y, Linf(eps), rng)
+    outcome = engine.run(PGD(steps=steps, step_size=size, restarts=restarts), model, x, y, Linf(eps), rng)
     assert outcome.robust.all()
     start = rng.fold("restart", torch.full_like(y, restarts - 1))
     point = Linf(eps).random_start(x, start)
@@ -312,7 +312,7 @@ def test_watching_changes_no_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     for long in (pgd.LONG, 10**9):
         monkeypatch.setattr(pgd, "LONG", long)
         asked = 0
-        found.append((lanes.run(attack, model, x, y, Linf(0.08), rng), asked))
+        found.append((engine.run(attack, model, x, y, Linf(0.08), rng), asked))
     (watched, few), (whole, all_of_them) = found
     assert few < 0.7 * all_of_them
     assert 0 < whole.robust.sum() < len(x)
@@ -343,7 +343,7 @@ def test_only_long_climbs_of_even_steps_on_a_steady_model_are_watched(
 def test_a_state_of_a_version_that_did_not_watch_goes_on_unwatched() -> None:
     model, (x, y) = net(), images()
     engines = [
-        lanes.Engine(PGD(steps=120), model, x, y, Linf(0.05), Rng.batch(len(x)), batch_size=8)
+        engine.Engine(PGD(steps=120), model, x, y, Linf(0.05), Rng.batch(len(x)), batch_size=8)
         for _ in range(2)
     ]
     for _ in range(40):
@@ -352,9 +352,9 @@ def test_a_state_of_a_version_that_did_not_watch_goes_on_unwatched() -> None:
     engines[1].restore(older)
     assert engines[1].lanes is not None
     assert engines[1].lanes.state.tensors().keys() == {"x", "y", "x_adv", "step"}
-    for engine in engines:
-        while not engine.finished:
-            engine.step()
-    here, there = (engine.outcome() for engine in engines)
+    for one in engines:
+        while not one.finished:
+            one.step()
+    here, there = (one.outcome() for one in engines)
     assert torch.equal(here.attempt, there.attempt)
     torch.testing.assert_close(here.x_adv, there.x_adv, rtol=0, atol=1e-9)

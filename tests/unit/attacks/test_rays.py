@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, RayS, lanes
-from atlas.attacks.ledger import CLEAN, SURVIVED
+from atlas.attacks import Fresh, RayS, engine
+from atlas.attacks.attack_log import CLEAN, SURVIVED
 from atlas.attacks.rays import distance_curve
 from atlas.data import load
 from atlas.errors import NumericError, UsageError
@@ -107,7 +107,7 @@ def test_query_for_query_as_a_plain_loop() -> None:
 @pytest.mark.parametrize("batch_size", [5, 64])
 def test_the_engine_stops_at_the_first_query_that_fools_within_eps(batch_size: int) -> None:
     (x, y), model, threat = images(), net(), Linf(0.07)
-    found = lanes.run(RayS(QUERIES), model, x, y, threat, Rng.batch(COUNT), batch_size=batch_size)
+    found = engine.run(RayS(QUERIES), model, x, y, threat, Rng.batch(COUNT), batch_size=batch_size)
     for i in range(COUNT):
         points, fool = asked(model, i)
         near = np.abs(points - x[i].flatten().numpy()).max(1) <= threat.eps + 1e-6
@@ -158,7 +158,7 @@ def test_it_sees_nothing_but_classes() -> None:
     def classes(pixels: Tensor) -> Tensor:
         return nn.functional.one_hot(model(pixels).argmax(1), 4).double()
 
-    one, other = (lanes.run(RayS(200), m, x, y, Linf(0.07), Rng.batch(COUNT)) for m in (model, classes))
+    one, other = (engine.run(RayS(200), m, x, y, Linf(0.07), Rng.batch(COUNT)) for m in (model, classes))
     assert torch.equal(one.queries, other.queries)
     assert torch.equal(one.x_adv, other.x_adv)
 
@@ -203,5 +203,5 @@ def test_10_000_queries_on_published_weights_leave_what_the_original_leaves(data
     distance = distance_curve(model, x, y, (2000, 10_000))
     assert distance.mean(0).tolist() == pytest.approx([0.2984, 0.2938], abs=5e-5)
     for queries, left in ((2000, 88), (10_000, 86)):
-        found = lanes.run(RayS(queries), model, x, y, Linf(0.3), Rng.batch(100))
+        found = engine.run(RayS(queries), model, x, y, Linf(0.3), Rng.batch(100))
         assert int(found.robust.sum()) == left

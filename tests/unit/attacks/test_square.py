@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, Square, lanes
-from atlas.attacks.square import SquareState, sides_of
-from atlas.attacks.windows import Windows
+from atlas.attacks import Fresh, Square, engine
+from atlas.attacks.square import SquareState, Windows, sides_of
 from atlas.errors import UsageError
 from atlas.objectives import margin
 from atlas.rng import Rng
@@ -264,7 +263,7 @@ def test_it_asks_one_more_point_than_queries_and_needs_no_gradient(threat: Threa
         return torch.from_numpy(pixels.numpy().reshape(len(pixels), -1) @ weights + [0, 0, 1e3])
 
     x = grey(1, COLOUR)
-    outcome = lanes.run(Square(queries=40), model, x, torch.tensor([2]), threat, Rng.batch(1))
+    outcome = engine.run(Square(queries=40), model, x, torch.tensor([2]), threat, Rng.batch(1))
     assert outcome.robust.all()
     assert (outcome.queries == 41).all()
     assert len(asked) == 42, "the image itself, the start and 40 candidates"
@@ -297,7 +296,7 @@ def test_linf_reaches_the_worst_case_of_a_linear_model(loss: Any) -> None:
         assert high < 0.9
         attack = Square(queries=900, loss=loss)
         below, above = (
-            lanes.run(attack, model, one[None], label[None], Linf(high * share), Rng.batch(1)).robust
+            engine.run(attack, model, one[None], label[None], Linf(high * share), Rng.batch(1)).robust
             for share in (1 - 1e-4, 1 + 1e-4)
         )
         assert below.all()

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import PGD, Transfer, lanes
-from atlas.attacks.ledger import CLEAN, SURVIVED
+from atlas.attacks import PGD, Transfer, engine
+from atlas.attacks.attack_log import CLEAN, SURVIVED
 from atlas.errors import NumericError, UsageError
 from atlas.evaluation import evaluate
 from atlas.rng import Rng
@@ -76,7 +76,7 @@ def test_agrees_with_a_plain_loop(attack: Transfer, threat: Threat, batch_size: 
         standing = verdict == SURVIVED
         point[standing] = end[standing]
         verdict[standing & (TARGET(end).argmax(1) != y)] = attempt
-    found = lanes.run(attack, TARGET, x, y, threat, STREAMS, batch_size=batch_size)
+    found = engine.run(attack, TARGET, x, y, threat, STREAMS, batch_size=batch_size)
     assert found.attempt.tolist() == verdict.tolist()
     torch.testing.assert_close(found.x_adv, point, rtol=0, atol=1e-9)
     spent = torch.where(verdict == SURVIVED, attempts, verdict + 1)
@@ -94,7 +94,7 @@ def test_the_target_is_asked_about_the_images_and_the_ends_and_nothing_else() ->
         return TARGET(pixels).detach()  # type: ignore[no-any-return]
 
     attack = Transfer((ONE, OTHER), PGD(steps=20, step_size=0.01))
-    found = lanes.run(attack, target, x, y, Linf(0.08), STREAMS)
+    found = engine.run(attack, target, x, y, Linf(0.08), STREAMS)
     assert sum(map(len, asked)) == COUNT + 2 * int(found.clean.sum())
 
 
@@ -111,11 +111,11 @@ def test_what_fools_on_the_way_does_not_count() -> None:
 
     x, y, threat = torch.full((1, 1, 1, 1), 0.5), torch.tensor([0]), Linf(0.4)
     attack = PGD(steps=4, step_size=0.1, start_at="clean")
-    through = lanes.run(Transfer((surrogate,), attack), target, x, y, threat, Rng.batch(1))
+    through = engine.run(Transfer((surrogate,), attack), target, x, y, threat, Rng.batch(1))
     assert through.robust.item()
     assert through.x_adv.item() == pytest.approx(0.9)
     into = Transfer((surrogate,), PGD(steps=1, step_size=0.1, start_at="clean"))
-    assert lanes.run(into, target, x, y, threat, Rng.batch(1)).attempt.item() == 0
+    assert engine.run(into, target, x, y, threat, Rng.batch(1)).attempt.item() == 0
 
 
 def test_surrogates_are_frozen_while_it_runs_and_come_back_as_they_were() -> None:
@@ -146,7 +146,7 @@ def test_a_broken_surrogate_is_named_and_no_verdict() -> None:
     x, y = images()
     attack = Transfer((ONE, lambda pixels: ONE(pixels) / 0), PGD(steps=3, step_size=0.03))
     with pytest.raises(NumericError, match=r"surrogates \[1\].*leave them out"):
-        lanes.run(attack, TARGET, x, y, Linf(0.01), STREAMS)
+        engine.run(attack, TARGET, x, y, Linf(0.01), STREAMS)
 
 
 @pytest.mark.parametrize("wrong", [(), ONE, [ONE], (ONE, "runs/mine")], ids=lambda w: type(w).__name__)

@@ -8,10 +8,10 @@ from itertools import takewhile
 
 import pytest
 
+from atlas import presets
 from atlas.attacks import ATTACKS
 from atlas.methods import METHODS
 from atlas.models import MODELS
-from atlas.reproduce import preset
 from tests.unit.cli.command import atlas
 
 
@@ -23,7 +23,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_presets_and_models_are_listed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for command, names in {"presets": preset.names(), "models": MODELS}.items():
+    for command, names in {"presets": presets.names(), "models": MODELS}.items():
         assert atlas(monkeypatch, command) == 0
         shown = capsys.readouterr().out
         assert all(f"{name} " in shown for name in names)
@@ -33,7 +33,7 @@ def test_presets_and_models_are_listed(
 def test_a_preset_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert atlas(monkeypatch, "presets", "cifar10-atlas-1") == 0
     shown = capsys.readouterr().out
-    assert tomllib.loads(shown) == preset.load_preset("cifar10-atlas-1")[1]
+    assert tomllib.loads(shown) == presets.load_preset("cifar10-atlas-1")[1]
     assert 'eps = "8/255"                # radius in pixel units' in shown
     assert atlas(monkeypatch, "presets", "cifar10-atlas1") == 2
     assert "did you mean 'cifar10-atlas-1'" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.unit.cli.command import atlas
-from tests.unit.report import runs
+from tests.unit.reports import runs
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.cli.command import atlas
-from tests.unit.report import runs
+from tests.unit.reports import runs
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_an_evaluation_in_the_format_of_the_suffix(
 def test_a_folder_for_the_page_is_refused_before_anything_is_attacked(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("atlas.report.attacked.lanes.Engine", None)
+    monkeypatch.setattr("atlas.reports.quick_attack.engine.Engine", None)
     assert atlas(monkeypatch, "report", str(run), "--n", "7", "-o", str(tmp_path)) == 2
     assert "report.html" in capsys.readouterr().err
 

@@ -16,8 +16,7 @@ import torch
 
 from atlas.data import load
 from atlas.data.cifar import parse_pickles, parse_records, safe_unpickle
-from atlas.data.sources import SOURCES
-from atlas.data.store import present
+from atlas.data.store import SOURCES, present
 from atlas.errors import DataError
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from atlas.cli.data import app
-from atlas.data.sources import SOURCES
+from atlas.data.store import SOURCES
 from atlas.errors import DataError, UsageError
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from atlas.data import load
+from atlas.data.archive import File
 from atlas.data.fetch import TRIES, fetch
-from atlas.data.files import File
-from atlas.data.sources import SOURCES, Form, Source
+from atlas.data.store import SOURCES, Form, Source
 from atlas.errors import DataError, DiskError, LockError, UsageError
 
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]

@@ -14,12 +14,11 @@ import pytest
 import torch
 
 from atlas.data import load
+from atlas.data.archive import File
 from atlas.data.cifar import safe_unpickle
-from atlas.data.files import File
 from atlas.data.idx import format_idx, parse_idx
 from atlas.data.load import PARSERS
-from atlas.data.sources import EMBEDDED, SOURCES, Form
-from atlas.data.store import home
+from atlas.data.store import EMBEDDED, SOURCES, Form, home
 from atlas.errors import DataError
 
 ROOT = Path(__file__).parents[3]

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, RayS, lanes
-from atlas.attacks.ledger import BROKEN, CLEAN, SURVIVED
+from atlas.attacks import FGSM, PGD, RayS, engine
+from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED
 from atlas.checkpoint import load_tensors
 from atlas.data import Images
 from atlas.errors import Interrupted, LockError, UsageError
@@ -38,7 +38,7 @@ def test_it_agrees_with_the_engine_and_takes_the_worst_case_of_each_example(imag
     rng = Rng.lanes(0, images.ids).fold("evaluation")
     worst = torch.ones(COUNT, dtype=torch.bool)
     for label, attack in ATTACKS.items():
-        outcome = lanes.run(attack, net(), images.x, images.y, THREAT, rng)
+        outcome = engine.run(attack, net(), images.x, images.y, THREAT, rng)
         assert torch.equal(report.results[label].attempt, outcome.attempt)
         assert torch.equal(report.right_under(label), outcome.robust)
         assert report.score(label).right == int(outcome.robust.sum())
@@ -119,7 +119,7 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: int = signal
     """A signal during the step of this number, counted over all attacks, but not over the honesty checks."""
     count = 0
 
-    class Signalled(lanes.Engine):
+    class Signalled(engine.Engine):
         def step(self) -> None:
             nonlocal count
             super().step()
@@ -168,13 +168,13 @@ def test_killed_between_the_result_and_the_end_of_its_state_it_leaves_no_state(
 def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(course, "SAVE_SHARE", 1e9)
     seen = list[int]()
-    real = lanes.Engine.step
+    real = engine.Engine.step
 
-    def step(engine: lanes.Engine) -> None:
+    def step(engine: engine.Engine) -> None:
         seen.append(len(list(tmp_path.glob("state-*"))))
         real(engine)
 
-    monkeypatch.setattr(lanes.Engine, "step", step)
+    monkeypatch.setattr(engine.Engine, "step", step)
     run(images, folder=tmp_path, save_seconds=0.0)
     assert max(seen) == 1
 

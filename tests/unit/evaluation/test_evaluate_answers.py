@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Square
-from atlas.attacks.ledger import BROKEN
+from atlas.attacks.attack_log import BROKEN
 from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.evaluation import Shard, evaluate, merge

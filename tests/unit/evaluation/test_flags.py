@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Transfer, lanes
-from atlas.attacks.frozen import Model
+from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Transfer, engine
+from atlas.attacks.model_variants import Model
 from atlas.data import load
 from atlas.evaluation.flags import MEANINGS, Flag, Record, after, before
 from atlas.models import build
@@ -175,7 +175,7 @@ def test_non_finite_is_fatal() -> None:
 def run(model: Model, x: Tensor, y: Tensor, attacks: dict[str, Attack], eps: float) -> list[Record]:
     records = []
     for name, attack in attacks.items():
-        found = lanes.run(attack, model, x, y, Linf(eps), Rng.batch(len(x)))
+        found = engine.run(attack, model, x, y, Linf(eps), Rng.batch(len(x)))
         known = (name, attack.white_box, attack.steps, attack.attempts(10))
         records.append(
             Record(*known, torch.ones(len(x), dtype=torch.bool), found.attempt, found.step, found.broken)

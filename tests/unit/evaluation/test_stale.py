@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas.attacks import PGD, Square, Transfer, lanes
+from atlas.attacks import PGD, Square, Transfer, engine
 from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.evaluation import Report, Shard, merge
@@ -120,7 +120,7 @@ def test_a_fixed_attack_does_not_reuse_the_verdicts_of_the_broken_one(
     after = run(images, attacks=attacks)
     assert list(compared(before, after)) == ["clean"], "verdicts of two versions are not compared"
     assert attack_table(attacks["black box"])["attack"]["version"] == "1.2"
-    monkeypatch.setattr(lanes, "VERSION", 3)
+    monkeypatch.setattr(engine, "VERSION", 3)
     tables = Plan(THREAT, attacks).table()["attacks"]
     assert [tables["PGD"]["version"], tables["black box"]["version"]] == ["3.2", "3.1"]
 

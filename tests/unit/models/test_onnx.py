@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import PGD
-from atlas.attacks.gradient import check_gradients, has_gradients
+from atlas.attacks.gradients import check_gradients, has_gradients
 from atlas.errors import CheckpointError, UsageError
 from atlas.models.onnx import load_onnx
 

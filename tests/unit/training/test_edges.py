@@ -19,8 +19,8 @@ from atlas import checkpoint
 from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, ModelError, OutOfMemoryError, UsageError
 from atlas.methods import Atlas, Natural
+from atlas.runs import RunFolder
 from atlas.training import Schedule, Training, Validation, fit
-from atlas.training.folder import RunFolder
 
 TRAINING = Training(
     batch_size=4,

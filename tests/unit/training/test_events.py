@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from atlas.training.events import Events
+from atlas.training.log import Events
 
 
 def read(folder: Path) -> dict[str, list[tuple[int, float]]]:

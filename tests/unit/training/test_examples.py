@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import get_args_parser
 
-from atlas.reproduce import preset
+from atlas import presets
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SLURM = {
@@ -28,7 +28,7 @@ def check(words: list[str], folder: str) -> None:
     assert parsed.rdzv_endpoint.endswith(":29400")
     command, name, *rest = parsed.training_script_args
     assert (parsed.training_script, command) == ("atlas", "train")
-    assert name in preset.names()
+    assert name in presets.names()
     assert " ".join(rest).replace("=", " ") == f"--out {folder}"
 
 

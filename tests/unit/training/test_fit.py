@@ -22,8 +22,8 @@ from atlas.attacks import FGSM, PGD
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
+from atlas.runs import RunFolder
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
-from atlas.training.folder import RunFolder
 from atlas.training.log import read_metrics, read_times
 from atlas.training.trainer import Trainer
 from atlas.training.validated import Validated

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from atlas.distributed import launch
+from atlas.distributed.launch import Workers
 from atlas.errors import Interrupted, LostWorkerError, UsageError
 from atlas.signals import LIFE, Requests, worker_timeout
-from atlas.training import launch
-from atlas.training.launch import Workers
 
 WORKER = """
 import subprocess, sys, time

@@ -13,8 +13,8 @@ from torch import nn
 
 import atlas
 from atlas.errors import CheckpointError, DiskError
+from atlas.runs import RunFolder
 from atlas.training import Schedule, Training, Validation, fit
-from atlas.training.folder import RunFolder
 from atlas.training.log import Log, read_metrics, read_seconds
 
 TRAINING = Training(

@@ -14,15 +14,15 @@ import atlas
 from atlas import models
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
+from atlas.distributed.process_group import Ranks
 from atlas.errors import ModelError, UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
-from atlas.training.learner import Learner
 from atlas.training.precision import Precision, fastest, lowered, lowered_model, puts_channels_last
-from atlas.training.ranks import Ranks
 from atlas.training.settings import REGISTRIES
+from atlas.training.train_state import Learner
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(

@@ -16,6 +16,7 @@ import atlas
 from atlas import data, models
 from atlas.attacks import PGD, Model
 from atlas.data import Batch, Images
+from atlas.distributed.process_group import Team
 from atlas.errors import Interrupted, UsageError
 from atlas.methods import METHODS, Adv, Method, Natural, Terms
 from atlas.objectives import logits_and_squared_jacobian
@@ -24,7 +25,6 @@ from atlas.signals import Requests, caught_signals
 from atlas.training import Optimizer, Ranks, Schedule, Training, Validation, fit
 from atlas.training.display import Display
 from atlas.training.log import Log
-from atlas.training.team import Team
 from atlas.training.trainer import Trainer
 from tests.faults import ranks as real
 

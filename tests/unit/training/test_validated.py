@@ -14,8 +14,8 @@ from atlas.data import Images
 from atlas.methods import Adv
 from atlas.threat import Linf
 from atlas.training import Optimizer, Schedule, Training, Validation
+from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
-from atlas.training.keeper import Result
 from atlas.training.validated import Validated
 
 

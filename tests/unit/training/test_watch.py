@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from atlas.training.watch import FALL, JUMP, Watch
+from atlas.training.schedule import FALL, JUMP, Watch
 
 
 def said(*epochs: tuple[float, float]) -> list[bool]:

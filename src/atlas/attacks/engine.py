@@ -1,0 +1,398 @@
+"""The lanes engine: run an attack over many examples with every batch full.
+
+A server batches requests of many lengths; we batch attempts. A lane is one attempt on one example. As
+soon as an example is fooled, all its later attempts leave, and the next waiting attempts take their place.
+Earlier attempts on it that are still under way go on, so that the attempt, step and image that are noted
+are always those that attempts made one after the other would have found. Because randomness belongs to
+(example, attempt, step), the outcome does not depend on the batch size, the order or an interruption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
+
+import torch
+from torch import Tensor
+from typing_extensions import TypeVar
+
+from atlas.attacks.attack_log import Ledger, Outcome
+from atlas.attacks.gradients import NotFinite, finite
+from atlas.attacks.model_variants import Model, frozen, full_float32
+from atlas.config import check_counts
+from atlas.errors import DataError
+from atlas.objectives import margin
+from atlas.rng import Rng, streams
+from atlas.threat import Threat, check_pixels
+
+if TYPE_CHECKING:
+    from atlas.attacks.attack import Attack
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Attempts that are about to begin, one a lane."""
+
+    x: Tensor
+    """The clean images [B, ...]."""
+    y: Tensor
+    """Their labels, int64 [B]."""
+    rng: Rng
+    """A stream for each (example, attempt)."""
+    attempt: Tensor
+    """Which attempt on its example each is, from 0, int64 [B]: a restart, a target, or both."""
+    logits: Tensor | None = None
+    """f(x) [B, C], where it is at hand."""
+
+    def clean_logits(self, model: Model) -> Tensor:
+        """f(x), asked of the model only where it is not at hand."""
+        if self.logits is not None:
+            return self.logits
+        with torch.no_grad():
+            return model(self.x)
+
+    def likeliest_wrong(self, model: Model, most: int | None = None) -> Tensor:
+        """The wrong classes by their clean logits, the largest first, at most so many: int64 [B, count]."""
+        wrong = self.clean_logits(model).scatter(1, self.y[:, None], -torch.inf)
+        count = wrong.shape[1] - 1
+        return wrong.topk(count if most is None else min(most, count)).indices
+
+    def no_steps(self) -> Tensor:
+        """The step counter of a new state, int64 [B]."""
+        return torch.zeros_like(self.y)
+
+
+@dataclass(frozen=True)
+class State:
+    """Lanes under attack. An attack that has to remember more adds fields in a subclass."""
+
+    x: Tensor
+    """The clean images [B, ...]."""
+    y: Tensor
+    """Their labels, int64 [B]."""
+    x_adv: Tensor
+    """Where the attack is now."""
+    step: Tensor
+    """Steps taken so far, int64 [B]."""
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state by name; a field that is None is left out."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def select(self, which: Tensor) -> Self:
+        """The lanes of these indices."""
+        # Several times faster than value[which].
+        return replace(self, **{k: v.index_select(0, which) for k, v in self.tensors().items()})
+
+    def join(self, other: Self) -> Self:
+        """These lanes, then the other's."""
+        more = other.tensors()
+        return replace(self, **{k: torch.cat([v, more[k]]) for k, v in self.tensors().items()})
+
+
+S = TypeVar("S", bound=State, default=Any)
+"""The state of an attack."""
+
+
+class Step(NamedTuple, Generic[S]):
+    """What one step of all lanes gave."""
+
+    state: S
+    """The lanes, a step on."""
+    x_tried: Tensor
+    """The points at which the model was asked."""
+    logits: Tensor
+    """What it answered there, [B, C]."""
+
+
+@dataclass
+class Lanes:
+    """Attempts under way: on which example, which attempt on it, whether it still counts, and its state."""
+
+    example: Tensor
+    attempt: Tensor
+    live: Tensor
+    state: State
+
+    def __len__(self) -> int:
+        return len(self.example)
+
+    def select(self, which: Tensor) -> Lanes:
+        return Lanes(self.example[which], self.attempt[which], self.live[which], self.state.select(which))
+
+    def join(self, other: Lanes) -> Lanes:
+        return Lanes(
+            torch.cat([self.example, other.example]),
+            torch.cat([self.attempt, other.attempt]),
+            torch.cat([self.live, other.live]),
+            self.state.join(other.state),
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        own = {"example": self.example, "attempt": self.attempt, "live": self.live}
+        return own | {f"state.{name}": value for name, value in self.state.tensors().items()}
+
+
+VERSION = 1
+"""Of the engine and of the threats. As `Attack.version`, for all attacks at once."""
+IDLE_LANES = 16
+"""Dead lanes are replaced once they are one in so many: one by one would cost more than it saves."""
+
+
+def run(
+    attack: Attack,
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    threat: Threat,
+    rng: Rng | None = None,
+    *,
+    batch_size: int = 256,
+    search: Model | None = None,
+    each_step: Callable[[int], None] = lambda settled: None,
+) -> Outcome:
+    """Attack x [N, ...] with labels y until every example is fooled or out of attempts.
+
+    `rng` is as for a call of the attack, `search` as `Engine` has it. `each_step` is called after every step
+    with the number of examples settled so far; what it raises ends the run.
+    """
+    check_counts(batch_size=batch_size)
+    with frozen(model):
+        engine = Engine(attack, model, x, y, threat, streams(rng, x), batch_size=batch_size, search=search)
+        while not engine.finished:
+            engine.step()
+            each_step(engine.settled)
+        return engine.outcome()
+
+
+@torch.no_grad()
+def ask(model: Model, x: Tensor, batch_size: int) -> Tensor:
+    """f(x) [N, C], a batch at a time, in full float32: verdicts come from here."""
+    with full_float32():
+        return torch.cat([model(part) for part in torch.split(x, batch_size)])
+
+
+class Engine:
+    """One attack on one set of examples, a step at a time. The model has to stand still: see `frozen`.
+
+    Claims are found with `search` (a faster form of the model, where one is given) and checked with `model`.
+    `logits` are the model's answers f(x), where they are at hand.
+    """
+
+    def __init__(
+        self,
+        attack: Attack,
+        model: Model,
+        x: Tensor,
+        y: Tensor,
+        threat: Threat,
+        rng: Rng,
+        *,
+        batch_size: int = 256,
+        search: Model | None = None,
+        logits: Tensor | None = None,
+    ) -> None:
+        x = x.detach()
+        if x.dtype in (torch.float16, torch.bfloat16):  # rounding would carry honest points out of the ball
+            raise DataError(f"images are {x.dtype}; wanted float32, and a model that lowers them by itself")
+        check_pixels(x)
+        attack.check(threat)
+        self.attack, self.model, self.threat = attack, model, threat
+        self.search = model if search is None else search
+        self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
+        self.logits = ask(model, x, batch_size) if logits is None else logits
+        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.logits.shape[1]:
+            raise DataError(
+                f"labels go from {int(y.min())} to {int(y.max())} and the model tells {self.logits.shape[1]} "
+                "classes apart: is it the model of this data set?"
+            )
+        attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])
+        self.ledger = Ledger(x, y, self.logits, attempts)
+        # Attempts wait in the order (attempt, example); the first of them have been taken.
+        self.all, self.taken = len(self.ledger.standing) * attempts, 0
+        self.lanes: Lanes | None = None
+        # Lanes that are done and await the last look at their points.
+        self.finishing: list[Lanes] = []
+
+    @property
+    def finished(self) -> bool:
+        return self.taken == self.all and self.lanes is None and not self.finishing
+
+    @property
+    def settled(self) -> int:
+        """Examples whose verdict is known."""
+        return len(self.y) - int(self.ledger.undecided().sum())
+
+    @property
+    def robust(self) -> int:
+        """Examples that nothing has fooled so far."""
+        return len(self.ledger.unbeaten())
+
+    @property
+    def share_done(self) -> float:
+        """How much of the longest course that the attack can still take is over, 0 to 1."""
+        left = float(self.ledger.open_attempts[self.ledger.undecided()].sum())
+        if self.lanes:
+            left -= float((self.lanes.state.step[self.lanes.live] / self.attack.steps).clamp(max=1).sum())
+        return 1 - max(left, 0.0) / max(self.all, 1)
+
+    def step(self) -> None:
+        """Advance all lanes by one step, note what is found, and let waiting attempts in."""
+        with full_float32() if self.attack.needs_precision else nullcontext():
+            self._step()
+
+    def _step(self) -> None:
+        if self.lanes is None:
+            self._fill()
+        live = self.lanes.live if self.lanes else None
+        if self.lanes:
+            self._advance(self.lanes)
+        if self.finishing:
+            self._look_at_last()
+        if self.lanes and self.lanes.live is not live:
+            self._fill()
+
+    def outcome(self) -> Outcome:
+        steps, forwards = self.attack.steps, self.attack.forwards
+        return self.ledger.outcome(steps, forwards, steps * forwards + self.attack.looks_at_last)
+
+    def _fill(self) -> None:
+        """Drop dead lanes and start waiting attempts, once there are enough of them to be worth it."""
+        if self.lanes:
+            live = int(self.lanes.live.sum())
+            room = self.batch_size - live if self.taken < self.all else len(self.lanes) - live
+            if room * IDLE_LANES < len(self.lanes):
+                return
+            if live < len(self.lanes):
+                self.lanes = self.lanes.select(_where(self.lanes.live)) if live else None
+        while self.taken < self.all and (room := self.batch_size - len(self.lanes or ())):
+            self._start(room)
+
+    def _start(self, room: int) -> None:
+        """Take up to `room` waiting attempts, and start those that still matter."""
+        numbers = torch.arange(self.taken, min(self.taken + room, self.all), device=self.x.device)
+        self.taken += len(numbers)
+        standing = self.ledger.standing
+        example, attempt = standing[numbers % len(standing)], numbers // len(standing)
+        wanted = _where(self.ledger.matters(example, attempt))
+        if len(wanted):
+            fresh = self._new(example[wanted], attempt[wanted])
+            self.lanes = self.lanes.join(fresh) if self.lanes else fresh
+
+    def _new(self, example: Tensor, attempt: Tensor) -> Lanes:
+        rng = self.rng[example].fold("restart", attempt)
+        fresh = Fresh(self.x[example], self.y[example], rng, attempt, self.logits[example])
+        state = self.attack.start(self.search, fresh, self.threat)
+        return Lanes(example, attempt, torch.ones_like(example, dtype=torch.bool), state)
+
+    def _advance(self, lanes: Lanes) -> None:
+        try:
+            step = self.attack.advance(self.search, lanes.state, self.threat)
+            finite(step.logits)
+        except NotFinite as error:
+            self._drop(lanes, error.lanes)
+            return
+        self._note_claims(lanes, step)
+        lanes.state = step.state
+        done = _where(self.attack.done(step.state) & lanes.live)
+        if len(done):
+            self._finish(lanes, done, step)
+
+    def _drop(self, lanes: Lanes, broken: Tensor) -> None:
+        """Lanes with NaN or infinity end their examples; the others take the step again without them."""
+        bad = lanes.select(_where(broken & lanes.live))
+        self._note(bad, bad.state.x_adv, torch.full_like(bad.example, torch.nan, dtype=self.x.dtype))
+        kept = _where(lanes.live & ~broken)
+        self.lanes = lanes.select(kept) if len(kept) else None
+
+    def _note_claims(self, lanes: Lanes, step: Step) -> None:
+        """A claim counts in ball and box, if a separate forward pass bears it out. Other lanes go on."""
+        which = _where((step.logits.argmax(1) != lanes.state.y) & lanes.live)
+        if len(which):
+            which = which[self.threat.contains(step.x_tried[which], lanes.state.x[which])]
+        if len(which):
+            logits, y = ask(self.model, step.x_tried[which], self.batch_size), lanes.state.y[which]
+            wrong = _where(logits.argmax(1) != y)
+            which = which[wrong]
+            self._note(lanes.select(which), step.x_tried[which], margin(logits, y)[wrong])
+
+    def _note(self, lanes: Lanes, x_adv: Tensor, margins: Tensor) -> None:
+        """These lanes end their examples; lanes of later attempts on them are dead."""
+        self.ledger.fooled(lanes.example, lanes.attempt, lanes.state.step, x_adv, margins)
+        for others in [self.lanes, *self.finishing]:
+            if others:
+                others.live = others.live & self.ledger.matters(others.example, others.attempt)
+
+    def _finish(self, lanes: Lanes, done: Tensor, step: Step) -> None:
+        """Lanes that are done await a look at where they end.
+
+        Where the attack is not due one, that is the point that it tried last, moved into the ball: it may lie
+        outside, where its answer says nothing about the example.
+        """
+        ended = lanes.select(done)
+        lanes.live = lanes.live.index_fill(0, done, False)
+        if not self.attack.looks_at_last:
+            x_adv = self.threat.project(step.x_tried[done], ended.state.x)
+            ended.state = replace(ended.state, x_adv=x_adv)
+        self.finishing.append(ended)
+
+    def _look_at_last(self) -> None:
+        """Ask the model at the last points, which a loop of steps never does, once they fill a batch."""
+        busy = self.taken < self.all or (self.lanes is not None and bool(self.lanes.live.any()))
+        if busy and sum(map(len, self.finishing)) < self.batch_size:
+            return
+        lanes = reduce(Lanes.join, self.finishing)
+        self.finishing = []
+        self._judge(lanes.select(_where(lanes.live)))
+
+    def _judge(self, lanes: Lanes) -> None:
+        if not len(lanes):
+            return
+        x_adv, y = lanes.state.x_adv, lanes.state.y
+        logits = ask(self.model, x_adv, self.batch_size)
+        broken = ~logits.isfinite().all(1)
+        margins = margin(logits, y).masked_fill(broken, torch.nan)
+        over = broken | (self.threat.contains(x_adv, lanes.state.x) & (logits.argmax(1) != y))
+        fallen, rest = _where(over), _where(~over)
+        self._note(lanes.select(fallen), x_adv[fallen], margins[fallen])
+        self.ledger.withstood(lanes.example[rest], lanes.attempt[rest], x_adv[rest], margins[rest])
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """All that a new engine of the same arguments needs to go on from here to the same bits."""
+        tensors = self.ledger.tensors() | {"taken": torch.tensor(self.taken, device="cpu")}
+        finishing = reduce(Lanes.join, self.finishing) if self.finishing else None
+        for name, lanes in {"lanes": self.lanes, "finishing": finishing}.items():
+            if lanes:
+                tensors |= {f"{name}.{key}": value for key, value in lanes.tensors().items()}
+        return tensors
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a snapshot."""
+        self.ledger.restore(tensors)
+        self.taken = int(tensors["taken"])
+        self.lanes = self._restored("lanes.", tensors)
+        finishing = self._restored("finishing.", tensors)
+        self.finishing = [finishing] if finishing else []
+
+    def _restored(self, prefix: str, tensors: Mapping[str, Tensor]) -> Lanes | None:
+        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if not own:
+            return None
+        own = {name: value.to(self.x.device) for name, value in own.items()}
+        state = {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
+        like = self._new(own["example"][:1], own["attempt"][:1]).state
+        # What an older version did not keep is not there.
+        kept: dict[str, Any] = dict.fromkeys(like.tensors()) | state
+        return Lanes(own["example"], own["attempt"], own["live"], replace(like, **kept))
+
+
+def _where(mask: Tensor) -> Tensor:
+    """The indices at which a mask is true."""
+    return mask.nonzero()[:, 0]

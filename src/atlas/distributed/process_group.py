@@ -1,0 +1,181 @@
+"""What a trainer asks of the processes that train with it; here, of one that trains alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from atlas.errors import LostWorkerError
+from atlas.rng import Rng
+
+State = tuple[Mapping[str, Tensor], Mapping[str, Any]]
+"""Tensors by name and a JSON-able table."""
+
+
+class Share(NamedTuple):
+    """What one rank does of a batch."""
+
+    part: slice
+    weight: float
+    """Of its mean in the mean over the batch."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """One process alone: all is its own share, and it agrees with itself."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that writes and speaks."""
+        return self.rank == 0
+
+    def share(self, count: int) -> Share:
+        """Which of a batch's `count` images are this rank's."""
+        return Share(slice(None), 1.0)
+
+    def mean_gradients(self, model: nn.Module, weight: float) -> None:
+        """Make the gradients of all shares, each by its weight, those of the whole batch."""
+
+    def mean_buffers(self, model: nn.Module, weight: float) -> None:
+        """The same for running statistics."""
+
+    def mean(self, values: Sequence[float], weight: float) -> Sequence[float]:
+        """The means over the batch of which these are the means over this rank's share."""
+        return values
+
+    def total(self, counts: Sequence[int]) -> Sequence[int]:
+        """The sums over all ranks."""
+        return counts
+
+    def agree(self, signal: int | None) -> int | None:
+        """The signal that any of the ranks has caught."""
+        return signal
+
+    def from_first(self, state: State | None) -> State | None:
+        """What the first rank gives, whatever the others give."""
+        return state
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Give torch's own generator, from which dropout draws, the numbers of this step."""
+
+    def wait(self) -> None:
+        """Until all ranks have come here."""
+
+
+ABOUT = ""
+"""The name of the table among the tensors while a state travels."""
+FEWEST = 2
+"""Images of a share: BatchNorm refuses a batch of one."""
+
+
+@contextmanager
+def reached() -> Iterator[None]:
+    """A message that does not come through is a lost process."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostWorkerError(
+            "one of the processes that train together was killed or does not answer: resume to go on from "
+            "the last saved state"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Team(Ranks):
+    """One of several processes that `connected` has brought together."""
+
+    def share(self, count: int) -> Share:
+        """Shares differ by one image at most. A rank for which nothing is left goes along at weight 0."""
+        busy = min(self.size, max(1, count // FEWEST))
+        index = self.rank % busy
+        part = slice(count * index // busy, count * (index + 1) // busy)
+        return Share(part, (part.stop - part.start) / count if self.rank < busy else 0.0)
+
+    @torch.no_grad()
+    def mean_gradients(self, model: nn.Module, weight: float) -> None:
+        """One sum of one flat tensor. A weight of which no rank has a gradient stays without one.
+
+        It is so for the last bias where the loss is a Jacobian's: zeros in its place would let weight decay
+        and momentum move it.
+        """
+        weights = [p for p in model.parameters() if p.requires_grad]
+        has = torch.tensor([float(p.grad is not None) for p in weights], device=weights[0].device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
+        *means, known = _sum([*gradients, has], weight)
+        for p, mine, mean, some in zip(weights, gradients, means, known.tolist(), strict=True):
+            p.grad = mine.copy_(mean) if some else None
+
+    @torch.no_grad()
+    def mean_buffers(self, model: nn.Module, weight: float) -> None:
+        """In float64, whose rounding float32 never sees: a buffer that no step changes keeps its bits.
+
+        Whole numbers are left alone: they count passes, which are as many on every rank.
+        """
+        buffers = [b for b in model.buffers() if b.is_floating_point()]
+        if buffers:
+            for buffer, mean in zip(buffers, _sum([b.double() for b in buffers], weight), strict=True):
+                buffer.copy_(mean)
+
+    def mean(self, values: Sequence[float], weight: float) -> Sequence[float]:
+        return _sum([torch.tensor(values, dtype=torch.float64, device="cpu")], weight)[0].tolist()
+
+    def total(self, counts: Sequence[int]) -> Sequence[int]:
+        return _sum([torch.tensor(counts, device="cpu")])[0].tolist()
+
+    def agree(self, signal: int | None) -> int | None:
+        """The largest number where there are several."""
+        caught = torch.tensor(signal or 0, device="cpu")
+        with reached():
+            dist.all_reduce(caught, dist.ReduceOp.MAX)
+        return int(caught) or None
+
+    def from_first(self, state: State | None) -> State | None:
+        data = _packed(state) if self.first and state else b""
+        length = torch.tensor(len(data), device="cpu")
+        with reached():
+            dist.broadcast(length, 0)
+            parcel = torch.frombuffer(bytearray(data) or bytearray(int(length) or 1), dtype=torch.uint8)
+            dist.broadcast(parcel, 0)
+        return _unpacked(parcel) if int(length) else None
+
+    def reseed(self, seed: int, step: int) -> None:
+        """A function of (seed, step, rank), so that a state needs to hold nothing of any rank's own."""
+        rng = Rng.lanes(seed, torch.tensor([self.rank], device="cpu")).fold("torch", step)
+        torch.manual_seed(int(rng.bits(())))
+
+    def wait(self) -> None:
+        self.agree(None)  # and not a barrier, which NCCL would hold on a GPU of its own choice
+
+
+def _sum(tensors: Sequence[Tensor], weight: float | None = None) -> list[Tensor]:
+    """The sums of each tensor times `weight` over all ranks, by one message."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    if weight is not None:
+        flat.mul_(weight)
+    with reached():
+        dist.all_reduce(flat)
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _packed(state: State) -> bytes:
+    tensors, about = state
+    plain = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    table = torch.frombuffer(bytearray(json.dumps(about).encode()), dtype=torch.uint8)
+    return save({**plain, ABOUT: table})
+
+
+def _unpacked(parcel: Tensor) -> State:
+    tensors = load(parcel.numpy().tobytes())
+    return tensors, json.loads(tensors.pop(ABOUT).numpy().tobytes())

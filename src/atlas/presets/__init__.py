@@ -1,0 +1,142 @@
+"""Presets: one small TOML file for each row of the paper, and CPU-sized ones.
+
+Files whose names start with _ are the parts that others extend.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from atlas.config import ConfigDict, merge, overridden
+from atlas.data import Images
+from atlas.errors import UsageError, unknown
+from atlas.presets.template import commented
+from atlas.training.settings import REGISTRIES
+
+DEPTH = 5
+"""How far a chain of `extends` may go."""
+NEUTRAL = "standard"
+"""The preset for data of any kind."""
+SMALL_IMAGE = 32
+"""Pixels a side up to which a gray image is easy enough for the small CNN."""
+BATCHES = 10
+"""Per epoch, at least."""
+FEW_IMAGES = 1000
+MOST_NAMED = 5
+
+
+def names() -> list[str]:
+    """All presets of the package."""
+    return sorted(n for n in _files() if not n.startswith("_"))
+
+
+def load_preset(name_or_file: str) -> tuple[str, ConfigDict]:
+    """(name, table) of a preset or of one's own TOML file, without its `description`."""
+    table, name = _chain(name_or_file, DEPTH), Path(name_or_file).stem
+    table.pop("description", None)
+    return name, table
+
+
+def description(name: str) -> str:
+    return str(_read(name).get("description", ""))
+
+
+def explained(name_or_file: str) -> str:
+    """The preset with all that it extends, as one TOML file in which every setting is explained."""
+    head, source = [description(name_or_file)], name_or_file
+    while not source.endswith(".toml"):
+        head += [f"{source}: {note}"] if (note := _note(source)) else []
+        base = _base(source, _read(source).get("extends"))
+        if base is None:
+            break
+        source = base
+    return commented(load_preset(name_or_file)[1], head)
+
+
+def _note(name: str) -> str:
+    """The comments in the file of a preset, which say why its settings are what they are."""
+    lines = _source(name).read_text("utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+
+
+def for_images(images: Images, data: str, model: str | None, eps: str) -> str:
+    """A configuration for these images, as a TOML file in which every setting is explained.
+
+    Args:
+        images: the training images.
+        data: what they are loaded by.
+        model: a model's name; None for one that suits their size.
+    """
+    channels, height, width = images.shape
+    small = channels == 1 and max(height, width) <= SMALL_IMAGE
+    mean, std = ([round(number, 4) for number in numbers] for numbers in images.stats())
+    batch = next(size for size in (64, 32, 16, 8) if size == 8 or len(images) >= BATCHES * size)
+    changes = {
+        "data": data,
+        "model": model or ("cnn-small" if small else "wrn-16-2"),
+        "normalize": {"mean": mean, "std": std} if min(std) > 0 else False,
+        "threat.eps": eps,
+        "training.batch_size": batch,
+        "training.validation.size": 0.1 if len(images) >= FEW_IMAGES else 0.2,
+    }
+    names = ", ".join(images.class_names[:MOST_NAMED]) + (", ..." if images.num_classes > MOST_NAMED else "")
+    kind = {1: "gray", 3: "colour"}.get(channels, f"{channels}-channel")
+    head = [
+        f"{len(images)} training images, {kind}, {width}x{height} pixels, {images.num_classes} classes"
+        + (f": {names}." if images.class_names else "."),
+        f"The settings are those of the preset {NEUTRAL}, fitted to this data: a start, not an optimum.",
+    ]
+    table = overridden(load_preset(NEUTRAL)[1], changes.items(), REGISTRIES)
+    order = ("data", "model", "normalize", *table)
+    return commented({key: table[key] for key in order}, head)
+
+
+def _files() -> dict[str, Any]:
+    folder = resources.files("atlas.presets")
+    return {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
+
+
+def _source(name_or_file: str) -> Any:
+    if name_or_file.endswith(".toml"):
+        if not Path(name_or_file).is_file():
+            raise UsageError(f"there is no file {name_or_file}; give a preset's name or a .toml file")
+        return Path(name_or_file)
+    known = _files()
+    if name_or_file not in known:
+        raise unknown("preset", name_or_file, names())
+    return known[name_or_file]
+
+
+def _read(name_or_file: str) -> ConfigDict:
+    source = _source(name_or_file)
+    try:
+        return tomllib.loads(source.read_text("utf-8"))
+    except (ValueError, RecursionError, OSError) as error:
+        # ValueError: not UTF-8, not TOML, or a number of thousands of digits; the other: brackets as deep.
+        raise UsageError(f"{name_or_file} is not a TOML file that can be read: {error}") from error
+
+
+def _chain(name_or_file: str, depth: int) -> ConfigDict:
+    """The table with what it extends beneath it: a preset, or a file next to it."""
+    table = _read(name_or_file)
+    base = _base(name_or_file, table.pop("extends", None))
+    if base is None:
+        return table
+    if depth == 0:
+        raise UsageError(f"extends = {base!r} in {name_or_file} goes in a circle")
+    return merge(_chain(base, depth - 1), table, REGISTRIES)
+
+
+def _base(name_or_file: str, extends: Any) -> str | None:
+    """What the file extends, as `load_preset` takes it."""
+    if extends is None:
+        return None
+    if not isinstance(extends, str) or (extends.endswith(".toml") and Path(extends).name != extends):
+        raise UsageError(
+            f"extends = {extends!r} in {name_or_file}, expected a preset's name or a .toml file in the same "
+            "folder"
+        )
+    return str(Path(name_or_file).parent / extends) if extends.endswith(".toml") else extends

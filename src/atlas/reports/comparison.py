@@ -1,0 +1,290 @@
+"""Models side by side on the same images under the same attacks, and which differences are real."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from atlas.evaluation import Report, Score
+from atlas.evaluation.compare import COMPARED, Paired, compared, paired
+from atlas.reports.collect import Run
+from atlas.reports.formatting import p_words, threat_words
+from atlas.reports.tables import Cell, Table
+from atlas.terminal import duration
+
+LEVEL = 0.05
+"""A difference with a smaller p-value is called significant."""
+WORST_CLASS = "worst class"
+CLEAN, WORST = "clean", "worst case"
+"""Columns that come with any attack; the worst case is that of all attacks on a model, image by image."""
+TIED_MEANS = (
+    f"not significantly different from the best of its column (p ≥ {LEVEL}, McNemar's exact test on the same "
+    "images, each model against the best, not corrected for the number of comparisons)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One evaluation of one run."""
+
+    run: Run
+    folder: str
+    report: Report
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Evaluations that can stand in one table: the same images, threat and attacks."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        return self.entries[0].report.about
+
+    @property
+    def n(self) -> int:
+        return self.entries[0].report.n
+
+    @property
+    def columns(self) -> list[str]:
+        """Clean, each attack, the worst case."""
+        return list(self.entries[0].report.scores)
+
+    @property
+    def title(self) -> str:
+        chain = ", each attack on what those before it left" if self.about["standing"] else ""
+        return f"{self.setting}, n = {self.n:,}{chain}"
+
+    @property
+    def setting(self) -> str:
+        """Data set and threat: the parts of a page."""
+        return f"{self.about['data']}, {threat_words(self.about['threat'])}"
+
+    @property
+    def worst_words(self) -> str:
+        """What the worst case is over: of a single attack it is that attack's."""
+        attacks = self.columns[1:-1]
+        return f"under {attacks[0]}" if len(attacks) == 1 else "in the worst case"
+
+    def score(self, entry: Entry, label: str) -> Score:
+        return entry.report.scores[label]
+
+    @cached_property
+    def leaders(self) -> dict[str, list[Entry]]:
+        """In each column the models with the highest accuracy, where there are several to choose from."""
+        return {label: self._leaders(label) for label in self.columns}
+
+    def _leaders(self, label: str) -> list[Entry]:
+        valid = [entry for entry in self.entries if not self.score(entry, label).reasons]
+        if len(valid) < 2 or not all(self.paired(valid[0], entry, label) for entry in valid[1:]):
+            return []
+        top = max(self.score(entry, label).rate for entry in valid)
+        return [entry for entry in valid if self.score(entry, label).rate == top]
+
+    def paired(self, one: Entry, other: Entry, label: str) -> Paired | None:
+        """The paired test of two models in one column; None where it would mean nothing."""
+        if self.score(one, label).reasons or self.score(other, label).reasons:
+            return None
+        if label == CLEAN:  # which may mean something where the rest does not
+            return paired(one.report.clean_right, other.report.clean_right)
+        found = compared(one.report, other.report).get(label)
+        return found[2] if found else None
+
+    def to_the_best(self, entry: Entry, label: str) -> Paired | None:
+        """The test against the best of the column; None for the best itself, and where there is none.
+
+        Of several that share the best accuracy, against the one from which it can be told apart least, so
+        that their order says nothing.
+        """
+        leaders = self.leaders[label]
+        pairs = [self.paired(best, entry, label) for best in leaders if entry not in leaders]
+        return max(filter(None, pairs), key=lambda pair: pair.p_value, default=None)
+
+    def cell(self, entry: Entry, label: str) -> Cell:
+        pair = self.to_the_best(entry, label)
+        tied = pair is not None and pair.p_value >= LEVEL
+        return Cell.of(self.score(entry, label), best=entry in self.leaders[label], tied=tied)
+
+    def table(self) -> Table:
+        """Accuracy with its 95% interval, a row a model."""
+        trained = any(entry.run.seconds for entry in self.entries)
+        several = any(entry.report.worst_class for entry in self.entries)
+        rows: list[list[Cell | str]] = [
+            [
+                entry.name,
+                *(self.cell(entry, label) for label in self.columns),
+                *[_worst_class(entry.report)] * several,
+                *[_training(entry.run)] * trained,
+            ]
+            for entry in self.entries
+        ]
+        notes = ["accuracy [95% Wilson interval]; the worst case is taken image by image over these attacks"]
+        if len(self.entries) > 1:
+            notes.append(
+                "tests speak of these models on these images; another seed would have trained other models"
+            )
+        unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
+        if unmarked:
+            notes.append(f"no best is marked where rows cannot be compared: {', '.join(unmarked)}")
+        for entry in self.entries:
+            flags = [flag for flag in entry.report.flags if flag.grave]
+            notes += [f"{flag.word}: {entry.name}: {flag.name}: {flag.evidence}" for flag in flags]
+        columns = ["model", *self.columns, *[WORST_CLASS] * several, *["training"] * trained]
+        return Table.of(self.title, columns, rows, notes=tuple(notes), tied_means=TIED_MEANS)
+
+    def differences(self) -> Table | None:
+        """Every other model minus the one that is best in the worst case, in points, with interval and p."""
+        if not self.leaders[WORST]:
+            return None
+        best = self.leaders[WORST][0]
+        rows: list[list[Cell | str]] = [
+            [entry.name, *(_difference(self.paired(best, entry, label)) for label in self.columns)]
+            for entry in self.entries
+            if entry is not best
+        ]
+        title = f"Difference to {best.name}, in points"
+        notes = (
+            "[95% interval] for paired samples, an approximation; p by McNemar's exact test, two-sided; "
+            "where the two disagree the test decides",
+        )
+        return Table.of(title, ["model", *self.columns], rows, notes=notes)
+
+
+def _training(run: Run) -> Cell:
+    return Cell(duration(run.seconds), run.seconds) if run.seconds else Cell("")
+
+
+def _worst_class(report: Report) -> Cell:
+    """The class with the lowest accuracy in the worst case, and that."""
+    if report.worst_class is None:
+        return Cell("")
+    label, score = report.worst_class
+    return replace(Cell.of(score), note=f"class {report.named(label)}")
+
+
+def _difference(pair: Paired | None) -> Cell:
+    if pair is None:
+        return Cell("")
+    low, high = pair.interval
+    points = 100 * (pair.only_b - pair.only_a) / pair.n
+    return Cell(f"{points:+.1f}", points, (-100 * high, -100 * low), note=p_words(pair.p_value))
+
+
+def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """All evaluations of the runs, those that can be compared together: of most runs first, then those at
+    the radius that they were trained for, then of the strongest attacks."""
+    groups: dict[str, list[Entry]] = {}
+    for run in runs:
+        for folder, report in run.evaluations.items():
+            about = {key: report.about[key] for key in ("data_hash", *COMPARED)}
+            key = json.dumps([about, list(report.results)], sort_keys=True)
+            groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
+    found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]
+    places = {run.name: place for place, run in enumerate(runs)}
+    first: dict[str, int] = {}
+    for each in found:
+        given = min(places[entry.run.name] for entry in each.entries)
+        first[each.setting] = min(given, first.get(each.setting, given))
+    return sorted(found, key=lambda each: (first[each.setting], *_rank(each)))
+
+
+def _rank(comparison: Comparison) -> tuple[float, ...]:
+    scores = [comparison.score(entry, WORST) for entry in comparison.entries]
+    at_most = statistics.fmean(1.0 if score.reasons else score.interval[1] for score in scores)
+    runs = {entry.run.name for entry in comparison.entries}
+    elsewhere = any(
+        entry.run.threat is not None and entry.run.threat.eps != comparison.about["threat"]["eps"]
+        for entry in comparison.entries
+    )
+    return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
+
+
+def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """A run that was evaluated twice in the same way has the folder beside its name."""
+    names = [entry.name for entry in entries]
+    return [
+        Entry(e.run, e.folder, e.report, f"{e.name} ({e.folder})" if names.count(e.name) > 1 else e.name)
+        for e in entries
+    ]
+
+
+def long_table(runs: Sequence[Run]) -> Table:
+    """One row a model and attack: the form that programs and spreadsheets read."""
+    rows = []
+    for comparison in comparisons(runs):
+        for entry in comparison.entries:
+            for label in comparison.columns:
+                score = comparison.score(entry, label)
+                known = [entry.name, entry.folder, str(comparison.about["data"])]
+                threat = threat_words(comparison.about["threat"])
+                pair = comparison.to_the_best(entry, label)
+                p_value = Cell.number(pair.p_value, "{:.2g}") if pair else ""
+                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
+            if entry.report.worst_class is not None:
+                number, score = entry.report.worst_class
+                label = f"{WORST_CLASS}: {entry.report.named(number)}"
+                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), ""])
+    columns = ["model", "evaluation", "data", "threat", "attack", "n", "accuracy", "p against the best"]
+    return Table.of("Accuracy in percent", columns, rows)
+
+
+def at_a_glance(found: Sequence[Comparison]) -> list[Comparison]:
+    """Those comparisons with a model that none before them has: a page begins with these."""
+    seen, kept = set[str](), []
+    for comparison in found:
+        names = {entry.run.name for entry in comparison.entries}
+        if names - seen:
+            kept.append(comparison)
+        seen |= names
+    return kept
+
+
+def verdict(comparison: Comparison) -> str:
+    """The comparison in a few words: who is best in the worst case, whether by chance, and who is invalid."""
+    valid = [entry for entry in comparison.entries if not comparison.score(entry, WORST).reasons]
+    if comparison.leaders[WORST]:
+        said = _lead(comparison, comparison.leaders[WORST])
+    elif len(valid) == 1:
+        score = comparison.score(valid[0], WORST)
+        said = f"{valid[0].name} has an accuracy of {score} {comparison.worst_words}, n = {comparison.n:,}."
+    else:
+        said = f"These evaluations cannot be compared {comparison.worst_words}." if valid else ""
+    return " ".join(filter(None, [said, _invalid(comparison)]))
+
+
+def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
+    """Who leads, and over whom that may be chance."""
+    others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
+    tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
+    have = "share" if len(leaders) > 1 else "has"
+    start = f"{_listed([entry.name for entry in leaders])} {have} the highest accuracy "
+    start += f"{comparison.worst_words}, {comparison.score(leaders[0], WORST)}, n = {comparison.n:,}"
+    if tied:
+        return f"{start}; the lead over {_listed(tied)} may be chance."
+    largest = max((pair.p_value for _, pair in others if pair), default=1.0)
+    if largest >= LEVEL:  # nobody is behind
+        return f"{start}."
+    return f"{start}; on these images that is more than chance ({p_words(largest)}; one training of each)."
+
+
+def _invalid(comparison: Comparison) -> str:
+    """Whose results mean nothing, each with the reason."""
+    scores = [(entry.name, comparison.score(entry, WORST)) for entry in comparison.entries]
+    said = [
+        f"that of {name} is {'invalid: ' * score.is_bound}{score}" for name, score in scores if score.reasons
+    ]
+    if not said:
+        return ""
+    first = said[0].removeprefix("that")
+    return f"The result{_listed([first, *said[1:]])}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    """a, b and c."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))

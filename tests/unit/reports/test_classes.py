@@ -1,0 +1,166 @@
+"""Classes and the gallery, on answers made by hand."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from atlas.evaluation import Flag
+from atlas.reports import gallery
+from atlas.reports.classes import MOST_CLASSES, by_class, confusion, of_studies
+from atlas.reports.gallery import make_gallery, scale_of_all
+from atlas.reports.quick_attack import STEPS, Settings, Study, grouped
+from atlas.threat import L2, Linf, Threat
+
+
+def made(
+    y: list[int],
+    before: list[int],
+    after: list[int],
+    classes: int,
+    threat: Threat = Linf(0.5),
+    data_hash: str = "0",
+    **rest: Any,
+) -> Study:
+    """A study in which the model gives these answers, with the first image shown."""
+    labels = torch.tensor(y)
+    logits, logits_adv = (torch.eye(classes)[torch.tensor(answers)] * 5 for answers in (before, after))
+    x = torch.full((1, 1, 2, 2), 0.5)
+    x_adv = x + torch.tensor([[0.5, -0.5], [0.0, 0.25]])
+    held = torch.zeros(len(STEPS), len(y), dtype=torch.bool)
+    places = {"shown": torch.tensor([0]), "x": x, "x_adv": x_adv, "flags": ()} | rest
+    return Study(
+        *(
+            threat,
+            Settings(),
+            "digits",
+            data_hash,
+            torch.arange(len(y)),
+            labels,
+            logits,
+            logits_adv,
+            labels,
+            held,
+        ),
+        **places,
+    )
+
+
+def test_the_confusion_matrix_by_counting() -> None:
+    study = made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], 3)
+    found = confusion("m", study)
+    assert found.counts == ((1, 2, 0), (0, 1, 0), (1, 0, 0))
+    assert found.classes == ("0", "1", "2")
+    assert found.pairs == (("0", "1", 2, 3), ("2", "0", 1, 1))
+    assert found.small
+    assert found.share(found.counts[0], 2) == pytest.approx(2 / 3)
+    assert found.share((0, 0), 0) == 0
+
+
+def test_classes_are_called_by_their_names() -> None:
+    study = made([1, 0], [1, 0], [0, 0], 2, class_names=("cat", "dog"))
+    found = confusion("m", study)
+    assert (found.classes, found.pairs) == (("cat", "dog"), (("dog", "cat", 1, 1),))
+    assert of_studies({"m": study}).classes == ("cat", "dog")
+    (exhibit,) = make_gallery({"m": study})
+    (view,) = exhibit.views
+    assert (exhibit.name, str(view.before), str(view.after)) == ("dog", "dog (99%)", "cat (99%)")
+
+
+def test_of_many_classes_the_weakest_are_shown() -> None:
+    y = torch.arange(50).repeat_interleave(4)
+    right = torch.arange(200) % 4 < 4 - y // 10  # class 40 to 49 none of 4, 30 to 39 one of 4, ...
+    found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
+    assert found.weakest == ("the 20 weakest of 50 classes in the mean of the models, the weakest first")
+    assert found.classes == tuple(map(str, [*range(40, 50), *range(30, 40)]))
+    assert found.sizes == (4,) * MOST_CLASSES
+    assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
+    assert found.rows["b"] == "invalid (random)"
+
+
+def test_classes_as_weak_as_those_shown_are_counted() -> None:
+    y = torch.arange(33)
+    found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
+    assert found.classes == tuple(map(str, range(MOST_CLASSES)))
+    assert found.weakest == (
+        "the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
+    )
+    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).weakest == ""
+
+
+def test_an_invalid_model_has_no_numbers() -> None:
+    good = made([0, 1], [0, 1], [0, 0], 2)
+    bad = made([0, 1], [0, 1], [0, 1], 2, flags=(Flag("random", True, "x"),))
+    found = of_studies({"good": good, "bad": bad})
+    assert found.rows["bad"] == "invalid (random)"
+    assert [getattr(score, "right", None) for score in found.rows["good"]] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"), [(0, 0, "held"), (0, 1, "fooled"), (1, 1, "wrong before")]
+)
+def test_the_verdict_on_an_exhibit(before: int, after: int, verdict: str) -> None:
+    (exhibit,) = make_gallery({"m": made([0], [before], [after], 2)})
+    (view,) = exhibit.views
+    assert view.verdict == verdict
+    sure = float(np.exp(5) / (np.exp(5) + 1))
+    assert str(view.before) == f"{before} ({sure:.0%})"
+    assert bool(view.change) == bool(view.x_adv) == (verdict != "wrong before")
+
+
+def test_an_exhibit_is_the_first_image_of_its_class_that_any_model_gets_right() -> None:
+    """Of class 0 the first model knows the third image, the second model the second; of class 1 none does."""
+    y, pictured = [0, 0, 0, 1], {"x": torch.rand(2, 1, 2, 2), "x_adv": torch.rand(2, 1, 2, 2)}
+    one = made(y, [1, 1, 0, 0], [1, 1, 0, 0], 2, shown=torch.tensor([2, 3]), **pictured)
+    two = made(y, [1, 0, 0, 0], [1, 1, 1, 0], 2, shown=torch.tensor([1, 3]), **pictured)
+    for studies in ({"one": one, "two": two}, {"two": two, "one": one}):
+        zero, unknown = make_gallery(studies)
+        assert (zero.id, zero.name, unknown.id, unknown.name) == (1, "0", 3, "1")
+        assert {view.model: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
+        assert {view.verdict for view in unknown.views} == {"wrong before"}
+
+
+def test_one_factor_of_enlargement_is_said_and_several_are_not() -> None:
+    assert scale_of_all(make_gallery({"m": made([0], [0], [0], 2)})) == 2
+    assert scale_of_all(make_gallery({"m": made([0], [1], [1], 2)})) is None
+    y, x = [0, 1], torch.full((2, 1, 1, 1), 0.5)
+    x_adv = x + torch.tensor([0.1, 0.2]).view(2, 1, 1, 1)
+    euclid = made(y, y, y, 2, L2(1.0), shown=torch.tensor([0, 1]), x=x, x_adv=x_adv)
+    assert scale_of_all(make_gallery({"m": euclid})) is None
+
+
+def pixels(uri: str) -> Any:
+    head, _, data = uri.partition(",")
+    assert head == "data:image/png;base64"
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(data))))
+
+
+def test_pictures_are_the_pixels() -> None:
+    x = torch.tensor([[[0.0, 1.0], [0.5, 0.2]]])
+    assert pixels(gallery.png(x)).tolist() == [[0, 255], [128, 51]]
+    colour = torch.rand(3, 4, 5)
+    assert np.abs(pixels(gallery.png(colour)) / 255 - colour.permute(1, 2, 0).numpy()).max() < 1 / 255
+
+
+def test_a_perturbation_is_red_where_brighter_and_white_where_nothing_was_done() -> None:
+    study = made([0], [0], [0], 2)
+    assert gallery.enlarged(study.threat, study.x[0], study.x_adv[0]) == 2
+    assert gallery.enlarged(L2(3.0), study.x[0], study.x_adv[0]) == 2  # the largest change is 0.5
+    assert gallery.enlarged(L2(3.0), study.x[0], study.x[0]) == 1
+    drawn = pixels(gallery.difference(study.x[0], study.x_adv[0], 2.0))
+    assert tuple(drawn[0, 0]) == gallery.MORE
+    assert tuple(drawn[0, 1]) == gallery.LESS
+    assert tuple(drawn[1, 0]) == (255, 255, 255)
+    gray = torch.full((3, 2, 2), 0.3)
+    assert (pixels(gallery.difference(gray, gray, 9.0)) == 128).all()
+
+
+def test_two_data_sets_of_one_name_are_kept_apart() -> None:
+    first, second = (made([0, 1], [0, 1], [0, 0], 2, data_hash=known) for known in ("0", "1"))
+    assert [list(group) for group in grouped({"a": first, "b": second, "c": first})] == [["a", "c"], ["b"]]
