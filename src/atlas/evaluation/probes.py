@@ -134,7 +134,7 @@ def _unnormalized(model: Model, x: Tensor, y: Tensor, right: Tensor, batch_size:
     advice = ""
     for words, normalization in _normalizations(x).items():
         try:
-            answers = lanes.ask(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(1)
+            answers = engine.ask(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(1)
         except AtlasError:
             raise
         except Exception as error:  # a model may refuse pixels outside [0, 1]
