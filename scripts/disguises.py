@@ -27,12 +27,12 @@ import atlas
 from atlas import data
 from atlas.attacks import PGD, RayS
 from atlas.data import Images
-from atlas.disk import write_atomic
+from atlas.files import write_atomic
 from atlas.methods import Adv
 from atlas.models import build
 from atlas.models.source import load as load_weights
-from atlas.reproduce.workspace import commit
 from atlas.threat import Threat
+from atlas_paper.workspace import commit
 from benchmarks.tables import grid, markers_of, put_between_markers
 from tests.disguises import DISGUISES, HELD_OUT, Disguised, Hide, best_known, confidence_of, trained
 

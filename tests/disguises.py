@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from atlas.attacks import ATTACKS, PGD, Attack, lanes
+from atlas.attacks import ATTACKS, PGD, Attack, engine
 from atlas.data import Images
 from atlas.rng import Rng
 from atlas.threat import Linf, Threat
@@ -612,7 +612,7 @@ def best_known(model: Disguised, images: Images, right: Tensor, threat: Threat) 
         if len(which):
             x, y = images.pixels(which), images.y[which]
             torch.manual_seed(0)
-            outcome = lanes.run(attack, attacked, x, y, threat, Rng.batch(len(x)))
+            outcome = engine.run(attack, attacked, x, y, threat, Rng.batch(len(x)))
             right = right.clone()
             right[which] = outcome.robust
         left[name] = right
