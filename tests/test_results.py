@@ -92,6 +92,22 @@ def test_what_bfloat16_costs() -> None:
     assert shown == script("precision").table()
 
 
+@pytest.mark.parametrize("kind", ["disguises", "honest", "limit", "times"])
+def test_the_tables_of_disguises(kind: str) -> None:
+    shown = between("docs/evaluation.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
+    assert shown == script("disguises").tables()[kind]
+
+
+def test_quick_sees_through_disguises_and_leaves_honest_models_valid() -> None:
+    module = script("disguises")
+    rows = json.loads((ROOT / "results/disguises.json").read_text())["rows"]
+    disguised, honest = ([row for row in rows if bool(row["disguise"]) is kind] for kind in (True, False))
+    assert len({row["disguise"] for row in disguised}) >= 40
+    assert len({row["network"] for row in honest}) >= 8
+    assert all(module.passes(row) for row in disguised)
+    assert not any(row["fatal"] for row in honest)
+
+
 def test_what_each_lever_pays() -> None:
     assert (
         between("docs/speed.md", "<!-- begin: levers -->", "<!-- end: levers -->") == script("levers").table()
