@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from atlas import data
 from atlas.attacks import Attack, Square, frozen
-from atlas.attacks.engine import ask
+from atlas.attacks.engine import predict
 from atlas.attacks.model_variants import arranged
 from atlas.attacks.suites import suite
 from atlas.cli.subject import named
@@ -170,8 +170,8 @@ def judge(task: AttackTask, x_adv: Tensor) -> tuple[int, int]:
     if x_adv.shape != task.x.shape:
         raise ValueError(f"x_adv must have shape {list(task.x.shape)}, got {list(x_adv.shape)}")
     inside = Linf(task.eps).contains(x_adv, task.x)
-    right = ask(task.model, task.x, task.batch_size).argmax(1) == task.y
-    fooled = inside & (ask(task.model, x_adv, task.batch_size).argmax(1) != task.y)
+    right = predict(task.model, task.x, task.batch_size).argmax(1) == task.y
+    fooled = inside & (predict(task.model, x_adv, task.batch_size).argmax(1) != task.y)
     return int((right & ~fooled).sum()), int((~inside).sum())
 
 
@@ -234,7 +234,7 @@ def measure(
     what: str, task: AttackTask, chosen: Sequence[AttackCase], report: dict[str, Any], path: Path | None
 ) -> None:
     """Add the measurements of one model to the report, which is saved after every run."""
-    right = ask(task.model, task.x, task.batch_size).argmax(1) == task.y
+    right = predict(task.model, task.x, task.batch_size).argmax(1) == task.y
     record: dict[str, Any] = {"model": Path(what).stem, "fingerprint": fingerprint(task.model)}
     record |= {"data": task.images.name, "n": len(task.y), "eps": task.eps}
     record |= {"clean": 100 * float(right.float().mean()), "attacks": []}

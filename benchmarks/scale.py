@@ -24,7 +24,7 @@ from atlas.data import Batch
 from atlas.distributed.launch import launch, size, started
 from atlas.errors import UsageError
 from atlas.machine import machine
-from atlas.training import Ranks, connected
+from atlas.training import ProcessGroup, connected
 from benchmarks.command import add_shared, at_least, shape_of
 from benchmarks.equations import Case, cases
 from benchmarks.processes import background_load
@@ -43,7 +43,7 @@ ALONE, THREADS, TOGETHER = "alone", "threads", "together"
 RATIOS = ((TOGETHER, ALONE), (TOGETHER, THREADS), (THREADS, ALONE))
 
 
-def gathered(ranks: Ranks, number: float) -> list[float]:
+def gathered(ranks: ProcessGroup, number: float) -> list[float]:
     """The numbers of all ranks; all wait for all."""
     places = [0.0] * ranks.size
     places[ranks.rank] = number
@@ -51,7 +51,7 @@ def gathered(ranks: Ranks, number: float) -> list[float]:
 
 
 def contestants(
-    make: Callable[[], nn.Module], case: Case, batch: Batch, ranks: Ranks, threads: int
+    make: Callable[[], nn.Module], case: Case, batch: Batch, ranks: ProcessGroup, threads: int
 ) -> list[Contestant]:
     """The settings of one method; every rank runs all of them, in the same order."""
     alone = trainer(make(), case, batch)
@@ -74,12 +74,12 @@ def contestants(
     return [Contestant(name, partial(turn, name)) for name in settings]
 
 
-def slowest(ranks: Ranks, began: float) -> float:
+def slowest(ranks: ProcessGroup, began: float) -> float:
     """The most seconds of any rank since then; all wait for all."""
     return max(gathered(ranks, time.perf_counter() - began))
 
 
-def measure_link(ranks: Ranks, repeats: int, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
+def measure_link(ranks: ProcessGroup, repeats: int, sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
     """The seconds that the mean of gradients of each size takes."""
 
     def turn(model: nn.Module, repeat: int) -> tuple[float, None]:

@@ -29,7 +29,7 @@ from atlas.errors import UsageError
 from atlas.machine import machine
 from atlas.rng import Rng
 from atlas.threat import Linf
-from atlas.training import Optimizer, Ranks, Schedule, Training
+from atlas.training import Optimizer, ProcessGroup, Schedule, Training
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 from atlas.training.trainer import Trainer
@@ -77,7 +77,11 @@ def training_with(batch_size: int, settings: Settings) -> Training:
 
 
 def trainer(
-    model: nn.Module, case: Case, batch: Batch, ranks: Ranks = Ranks(), settings: Settings | None = None
+    model: nn.Module,
+    case: Case,
+    batch: Batch,
+    ranks: ProcessGroup = ProcessGroup(),
+    settings: Settings | None = None,
 ) -> Trainer:
     """The trainer that `fit` runs, on this batch alone, without files or display."""
     training = training_with(len(batch.y), settings or {})

@@ -30,7 +30,7 @@ from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
 from atlas.runs import RunFolder
 from atlas.signals import caught_signals
-from atlas.training import Ranks, RunConfig, train
+from atlas.training import ProcessGroup, RunConfig, train
 from atlas.training.log import Record, read_metrics, read_times
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
@@ -109,7 +109,7 @@ class TimedRun:
 
 
 @dataclass(frozen=True)
-class Stopwatch(Ranks):
+class Stopwatch(ProcessGroup):
     """One process that trains alone and records when each of its steps began and ended.
 
     A trainer asks for its share before a step and whether to stop after it; after validation it asks the

@@ -65,7 +65,7 @@ class Network:
             F.cross_entropy(model(self.x.detach().requires_grad_()), self.y).backward()
 
         @torch.no_grad()
-        def ask(answer: Callable[[Tensor], Tensor]) -> Tensor:
+        def predict(answer: Callable[[Tensor], Tensor]) -> Tensor:
             return answer(self.x)
 
         def plain(answer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -90,7 +90,7 @@ class Network:
                 return plain(last)
 
         yield "attack gradient: channels last", lambda: still(True), arranged
-        yield "attack's look: channels last", lambda: ask(model), lambda: ask(last)
+        yield "attack's look: channels last", lambda: predict(model), lambda: predict(last)
         compiled = torch.compile(model)
         yield "attack gradient: torch.compile", lambda: still(True), lambda: still(False, compiled)
 

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from atlas import data
-from atlas.attacks import Attack, Fresh, Model, MultiTargeted, Outcome, Untargeted, engine
+from atlas.attacks import Attack, Model, MultiTargeted, NewAttempts, Outcome, Untargeted, engine
 from atlas.attacks.margin import MarginState
 from atlas.attacks.model_variants import searched
 from atlas.evaluation import Score
@@ -62,7 +62,7 @@ class Stairs(Untargeted):
 class ByClass(MultiTargeted):
     """The wrong classes in the order of their numbers."""
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> MarginState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> MarginState:
         number = fresh.attempt % (fresh.clean_logits(model).shape[1] - 1)
         return replace(super().start(model, fresh, threat), target=number + (number >= fresh.y))
 

@@ -251,7 +251,7 @@ def table_of(value: Any, registries: Registries) -> Any:
     return table | {f.name: table_of(getattr(value, f.name), registries) for f in kept}
 
 
-def later(default: T) -> T:
+def omit_default_from_hash(default: T) -> T:
     """A field that older versions did not have: tables leave it out while it has its default.
 
     So their runs are still known by their tables, and go on.

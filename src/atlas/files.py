@@ -146,7 +146,7 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
         os.close(handle)
 
 
-def refuse_strangers(folder: Path, ours: Collection[str] = ()) -> None:
+def require_empty_dir(folder: Path, ours: Collection[str] = ()) -> None:
     """Refuse to begin in a folder with files that are not `ours`, among which ours would be lost."""
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
     if strangers := [

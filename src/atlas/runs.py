@@ -24,7 +24,7 @@ from torch import Tensor
 from atlas.checkpoint import load_tensors, same_tensors, save_tensors
 from atlas.config import ConfigDict, differences, fingerprint
 from atlas.errors import CheckpointError, DamagedError, UsageError
-from atlas.files import refuse_strangers, require_room, write_atomic
+from atlas.files import require_empty_dir, require_room, write_atomic
 
 DAMAGED = ".damaged"
 """The ending of a state that was set aside because its checksum was wrong."""
@@ -53,7 +53,7 @@ class RunFolder:
     def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
         """Refuse another configuration than the one that is there, unless changes are allowed."""
         if not self.config.exists() and not self.begun:
-            refuse_strangers(self.path, [self.metrics.name, self.timing.name])
+            require_empty_dir(self.path, [self.metrics.name, self.timing.name])
             return
         found = differences(self.read_config(), table) if self.config.exists() else []
         if found and not allow_changes:

@@ -19,10 +19,10 @@ from atlas.training.run import checked_device
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.comparison import NO_RESULT
 from atlas_paper.cost import STORED, Probe, measured, stored
-from atlas_paper.dry_run import Job, outlook
-from atlas_paper.request import Order
+from atlas_paper.dry_run import Job, list_jobs
+from atlas_paper.request import Request
 from atlas_paper.results import Findings, gather
-from atlas_paper.runner import Lab
+from atlas_paper.runner import Runner
 from atlas_paper.scales import SCALES
 from atlas_paper.workspace import Workspace
 from atlas_paper.write import write
@@ -101,7 +101,7 @@ def reproduce(
     for other in place.others:
         if not other.is_dir():
             raise UsageError(f"--runs {other}: there is no such folder")
-    order = Order(
+    order = Request(
         choose("artefact", artefact, ARTEFACTS),
         choose("scale", scale, {name: name for name in SCALES}),
         place.data,
@@ -112,9 +112,9 @@ def reproduce(
         attack_dtype,
         fastest(checked_device(device)).get("precision", "float32") if precision == "auto" else precision,
     )
-    lab = Lab(place, root, device, say)
+    lab = Runner(place, root, device, say)
     if dry_run:
-        _outlook(outlook(order, lab, probe))
+        _print_jobs(list_jobs(order, lab, probe))
         return
     options = _options(workspace, runs or [], out, device, root)
     folder = out or place.results(order.name)
@@ -137,7 +137,7 @@ def _options(
     return " ".join(f"{name} {shlex.quote(str(value))}" for name, value in given if value is not None)
 
 
-def _write(order: Order, lab: Lab, folder: Path, options: str) -> None:
+def _write(order: Request, lab: Runner, folder: Path, options: str) -> None:
     findings = gather(order, lab)
     paths = write(findings, folder)
     if order.artefact.columns:
@@ -198,7 +198,7 @@ def _list(costs: Mapping[str, Any]) -> None:
     )
 
 
-def _outlook(jobs: list[Job]) -> None:
+def _print_jobs(jobs: list[Job]) -> None:
     heads = ("run", "preset", "state", "left", "attacks done", "attacks left", "left")
     table = Table(*heads, box=None, pad_edge=False)
     for job in jobs:

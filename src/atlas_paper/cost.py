@@ -33,7 +33,7 @@ from atlas.training.run import checked_device
 from atlas.training.trainer import Trainer
 from atlas_paper import paper
 from atlas_paper.artefact import Artefact, Column, Row
-from atlas_paper.request import Order, Run
+from atlas_paper.request import Request, Run
 from atlas_paper.scales import SCALES, SMOKE_SIDE, SMOKE_TEST, SMOKE_TRAIN, TASKS
 
 CIFAR_SIZE = (50_000, 10_000)
@@ -56,7 +56,7 @@ def stored() -> dict[str, Any]:
 def measured(artefacts: Iterable[Artefact], probe: Probe, smoke_data: Path) -> dict[str, Any]:
     """The same for this machine, from the times of single steps."""
     seconds = {
-        artefact.name: {s: round(Costs(Order(artefact, s, smoke_data), probe).whole(), 1) for s in SCALES}
+        artefact.name: {s: round(Costs(Request(artefact, s, smoke_data), probe).whole(), 1) for s in SCALES}
         for artefact in artefacts
     }
     return {"machine": machine(probe.device or "cpu"), "seconds": seconds}
@@ -66,7 +66,7 @@ def measured(artefacts: Iterable[Artefact], probe: Probe, smoke_data: Path) -> d
 class Costs:
     """Estimates for the runs and columns of an order, in seconds."""
 
-    order: Order
+    order: Request
     probe: Probe
 
     def training(self, run: Run, task: str, done: int = 0) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from atlas_paper.artefact import Row
 from atlas_paper.cost import Costs, Probe
-from atlas_paper.request import Order, Run
+from atlas_paper.request import Request, Run
 from atlas_paper.run_status import course
-from atlas_paper.runner import Lab
+from atlas_paper.runner import Runner
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class Job:
     """Seconds left of them, estimated."""
 
 
-def outlook(order: Order, lab: Lab, probe: Probe) -> list[Job]:
+def list_jobs(order: Request, lab: Runner, probe: Probe) -> list[Job]:
     """The jobs of an order; a run that several rows share is left to the first of them."""
     return list(_jobs(order, lab, Costs(order, probe)))
 
 
-def _jobs(order: Order, lab: Lab, costs: Costs) -> Iterator[Job]:
+def _jobs(order: Request, lab: Runner, costs: Costs) -> Iterator[Job]:
     for task in dict.fromkeys(r.task for r in order.rows if any(c.transfer for c in order.columns(r))):
         made = course(order.surrogate(task), lab.workspace)
         left = 0.0 if made.finished else costs.training(made.run, task, len(made.epochs))
@@ -48,7 +48,7 @@ def _jobs(order: Order, lab: Lab, costs: Costs) -> Iterator[Job]:
             seen.add(job.run.hash)
 
 
-def _job(order: Order, lab: Lab, costs: Costs, row: Row, seed: int) -> Job:
+def _job(order: Request, lab: Runner, costs: Costs, row: Row, seed: int) -> Job:
     made = course(order.run(row, seed), lab.workspace)
     run, folder, columns = made.run, made.folder, order.columns(row)
     done: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from atlas import presets
-from atlas.attacks import Climb
+from atlas.attacks import TrainingAttack
 from atlas.attacks.model_variants import DTYPES
 from atlas.config import fingerprint, overridden
 from atlas.errors import UsageError, choose
@@ -63,7 +63,7 @@ class Run:
         return " ".join(["atlas train", self.preset, *settings, *seed])
 
 
-def meaning(config: RunConfig) -> str:
+def canonical_hash(config: RunConfig) -> str:
     """A hash by which a run is known wherever it lies: of its configuration with its objectives spelled out.
 
     An attack without an objective climbs that of its method; runs of earlier versions have it in words.
@@ -71,15 +71,17 @@ def meaning(config: RunConfig) -> str:
     attack = config.method.attack
     if attack is not None:
         method: Any = config.method  # a dataclass, as all methods are
-        config = replace(config, method=replace(method, attack=attack.toward(method.objective)))
+        config = replace(
+            config, method=replace(method, attack=attack.with_default_objective(method.objective))
+        )
     training, validation = config.training, config.training.validation
-    if isinstance(validation.attack, Climb):
-        validation = replace(validation, attack=validation.attack.toward("ce"))
+    if isinstance(validation.attack, TrainingAttack):
+        validation = replace(validation, attack=validation.attack.with_default_objective("ce"))
     return fingerprint(replace(config, training=replace(training, validation=validation)).table())
 
 
 @dataclass(frozen=True)
-class Order:
+class Request:
     """One artefact at one scale."""
 
     artefact: Artefact

@@ -25,19 +25,19 @@ from atlas.reports.tables import Cell
 from atlas_paper import paper
 from atlas_paper.artefact import Row
 from atlas_paper.paper import TIME
-from atlas_paper.request import Order
-from atlas_paper.run_status import Course, course
-from atlas_paper.runner import Lab
+from atlas_paper.request import Request
+from atlas_paper.run_status import RunStatus, course
+from atlas_paper.runner import Runner
 
 
 @dataclass(frozen=True)
 class Findings:
     """All of an artefact that is there."""
 
-    order: Order
+    order: Request
     subjects: Mapping[str, tuple[Subject, ...]]
     """By the key of the row, one for each seed."""
-    lab: Lab
+    lab: Runner
 
     @property
     def rows(self) -> list[Row]:
@@ -99,7 +99,7 @@ class Findings:
         return found
 
     @property
-    def go_on(self) -> Order:
+    def go_on(self) -> Request:
         """The order that completes the artefact: for all rows, if any is missing that was not asked for."""
         asked = {row.key for row in self.order.rows}
         lacking = {key for key, many in self.subjects.items() if not all(each.complete for each in many)}
@@ -135,7 +135,7 @@ class Findings:
         ]
 
 
-def gather(order: Order, lab: Lab) -> Findings:
+def gather(order: Request, lab: Runner) -> Findings:
     """Read all that is there of an artefact, of rows that were not asked for too; nothing is run."""
     subjects = {
         row.key: tuple(_subject(order, lab, row, seed) for seed in range(order.seeds))
@@ -144,7 +144,7 @@ def gather(order: Order, lab: Lab) -> Findings:
     return Findings(order, subjects, lab)
 
 
-def _subject(order: Order, lab: Lab, row: Row, seed: int) -> Subject:
+def _subject(order: Request, lab: Runner, row: Row, seed: int) -> Subject:
     made, columns = course(order.run(row, seed), lab.workspace), order.columns(row)
     exams = {}
     if made.finished and made.folder is not None:
@@ -220,7 +220,7 @@ class Subject:
     """One row with one seed: the course of its training, and its examinations by column."""
 
     row: Row
-    course: Course
+    course: RunStatus
     exams: Mapping[str, Exam]
     expected: int
     """How many examinations it should have."""

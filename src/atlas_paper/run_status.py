@@ -18,7 +18,7 @@ State = Literal["finished", "unfinished", "in use", "failed", "changed on the wa
 
 
 @dataclass(frozen=True)
-class Course:
+class RunStatus:
     """A training as its folder tells it."""
 
     run: Run
@@ -80,7 +80,7 @@ class Course:
         }
 
 
-def course(run: Run, workspace: Workspace) -> Course:
+def course(run: Run, workspace: Workspace) -> RunStatus:
     """The course of a run, wherever it lies."""
     done, begun = workspace.finished(run), workspace.unfinished(run)
     folder = done or begun
@@ -94,7 +94,7 @@ def course(run: Run, workspace: Workspace) -> Course:
         elif begun is not None and in_use(begun):
             state = "in use"
     if folder is None:
-        return Course(run, state, None, (), 0.0)
+        return RunStatus(run, state, None, (), 0.0)
     place = RunFolder(folder)
     seconds = read_seconds(place.timing)
-    return Course(run, state, folder, tuple(read_metrics(place.metrics)), seconds)
+    return RunStatus(run, state, folder, tuple(read_metrics(place.metrics)), seconds)

@@ -26,7 +26,7 @@ from atlas.training.run import checked_device
 from atlas_paper.artefact import Column, Row
 from atlas_paper.cost import REPEATS, Timings
 from atlas_paper.paper import TIME
-from atlas_paper.request import Order, Run
+from atlas_paper.request import Request, Run
 from atlas_paper.scales import make_smoke_data
 from atlas_paper.workspace import Workspace, note_origin
 
@@ -35,7 +35,7 @@ SEED = 0
 
 
 @dataclass
-class Lab:
+class Runner:
     """A workspace with data and a device."""
 
     workspace: Workspace
@@ -50,7 +50,7 @@ class Lab:
     def timings(self) -> Timings:
         return Timings(self.workspace.root / "timings.json", self.device)
 
-    def work(self, order: Order) -> None:
+    def work(self, order: Request) -> None:
         """Train and attack all that the order still lacks.
 
         What cannot be done now (a folder in use, a training that broke off) is said and left for later.
@@ -63,7 +63,7 @@ class Lab:
                     with self._or_later(f"{row.label}, seed {seed}"):
                         self._row(order, row, seed, requests)
 
-    def _row(self, order: Order, row: Row, seed: int, requests: Requests) -> None:
+    def _row(self, order: Request, row: Row, seed: int, requests: Requests) -> None:
         run = order.run(row, seed)
         requests.check()
         folder = self.trained(order, run, f"{row.label}, {row.task}, seed {seed}")
@@ -89,7 +89,7 @@ class Lab:
 
     # --- trainings ---
 
-    def trained(self, order: Order, run: Run, what: str) -> Path:
+    def trained(self, order: Request, run: Run, what: str) -> Path:
         """The folder of the finished run, trained now if need be."""
         if (found := self.workspace.finished(run)) is not None:
             return found
@@ -101,7 +101,7 @@ class Lab:
             raise NumericError(f"training broke off: see {broken}, and remove its folder to try again")
         if RunFolder(place := self.workspace.place(run)).changed_from:
             raise CheckpointError(f"{place}: its settings were changed on the way; move it to another place")
-        folder = self.workspace.brought(run)
+        folder = self.workspace.copy_into_workspace(run)
         self.say(f"{what}: {'going on with' if begun else 'training'} {folder}")
         note_origin(folder, order.command)
         config = load_config(folder) if begun else run.config  # which may say the same in other words
@@ -124,7 +124,7 @@ class Lab:
     # --- evaluations ---
 
     def examination(
-        self, order: Order, row: Row, run: Run, folder: Path, column: Column
+        self, order: Request, row: Row, run: Run, folder: Path, column: Column
     ) -> tuple[Path, Report] | None:
         """The finished evaluation of a column, with its folder; None where there is none yet."""
         task = self._task(order, row, run, folder, column)
@@ -132,7 +132,7 @@ class Lab:
             return None
         return _finished(self.workspace.evaluations(run, folder, slug(column.label), task.about))
 
-    def _examine(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> None:
+    def _examine(self, order: Request, row: Row, run: Run, folder: Path, column: Column) -> None:
         task = self._task(order, row, run, folder, column)
         assert task is not None, "the surrogate is trained first"
         places = self.workspace.evaluations(run, folder, slug(column.label), task.about)
@@ -143,7 +143,7 @@ class Lab:
         note_origin(place, order.command)
         task.run(place, progress=self.progress)
 
-    def _task(self, order: Order, row: Row, run: Run, folder: Path, column: Column) -> Evaluation | None:
+    def _task(self, order: Request, row: Row, run: Run, folder: Path, column: Column) -> Evaluation | None:
         """The column's evaluation of the finished run; None where it lacks its surrogate."""
         surrogates: tuple[nn.Module, ...] = ()
         if column.transfer:

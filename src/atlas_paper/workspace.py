@@ -26,7 +26,7 @@ from atlas.evaluation.folder import EvaluationFolder
 from atlas.files import ORIGIN, in_use, write_atomic
 from atlas.runs import RunFolder
 from atlas.training import load_config
-from atlas_paper.request import Run, meaning
+from atlas_paper.request import Run, canonical_hash
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Workspace:
             if "attacks" in table:
                 found.setdefault(_evaluation(path), []).append(path)
             with suppress(AtlasError):  # a run of another version, say
-                found.setdefault(meaning(load_config(path)), []).append(path)
+                found.setdefault(canonical_hash(load_config(path)), []).append(path)
         return found
 
     def _places(self, run: Run) -> list[Path]:
         """Where the run may lie; its own place first. One whose settings were changed on the way is none."""
-        places = [self.place(run), *self._elsewhere.get(meaning(run.config), ())]
+        places = [self.place(run), *self._elsewhere.get(canonical_hash(run.config), ())]
         return [place for place in places if not RunFolder(place).changed_from]
 
     def place(self, run: Run) -> Path:
@@ -79,7 +79,7 @@ class Workspace:
         """A folder where the run has begun and can go on."""
         return next((path for path in self._places(run) if RunFolder(path).begun), None)
 
-    def brought(self, run: Run) -> Path:
+    def copy_into_workspace(self, run: Run) -> Path:
         """The folder to train in: one that has begun in another place is copied first."""
         place, begun = self.place(run), self.unfinished(run)
         if begun is not None and begun != place:

@@ -77,7 +77,7 @@ def test_the_textbook_makes_our_adversaries_from_the_same_start(
 ) -> None:
     made = task("adv" if objective == "ce" else "trades", steps)
     made.model.eval()
-    attack = (FGSM() if steps == 1 else PGD(steps=steps)).toward(objective)
+    attack = (FGSM() if steps == 1 else PGD(steps=steps)).with_default_objective(objective)
     starts: list[Tensor] = []
     random_start = Linf.random_start
 

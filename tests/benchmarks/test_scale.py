@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from atlas import models
 from atlas.machine import machine
-from atlas.training import Ranks
+from atlas.training import ProcessGroup
 from benchmarks import scale
 from benchmarks.command import main
 from benchmarks.equations import case
@@ -26,7 +26,7 @@ from tests.faults import ranks as real
 SMALL = ["--model", "cnn-small", "--shape", "1x8x8", "--batch", "9", "--method", "adv-1", "--repeats", "2"]
 
 
-def write_who_works(ranks: Ranks, folder: Path) -> None:
+def write_who_works(ranks: ProcessGroup, folder: Path) -> None:
     """For each setting: the images of every forward pass and the threads; and what the steps led to."""
     seen: dict[str, list[tuple[int, int]]] = defaultdict(list)
     now, made = "", list[nn.Module]()
@@ -69,7 +69,7 @@ def test_the_first_works_alone_and_then_all_on_their_shares(tmp_path: Path) -> N
 def test_messages_of_all_sizes_are_timed() -> None:
     sent: list[int] = []
 
-    class Noted(Ranks):
+    class Noted(ProcessGroup):
         def mean_gradients(self, model: nn.Module, weight: float) -> None:
             sent.append(sum(p.grad.nbytes for p in model.parameters() if p.grad is not None))
 

@@ -13,7 +13,7 @@ import pytest
 
 from atlas import presets
 from atlas.config import override
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
 from atlas.runs import RunFolder
@@ -64,13 +64,13 @@ def test_an_interrupted_run_resumes_and_no_second_is_lost_or_counted_twice(
     both: list[TimedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = both[0]
-    agree = Ranks.agree
+    agree = ProcessGroup.agree
 
     def after_two(self: Stopwatch, caught: int | None) -> int | None:
         return signal.SIGTERM if len(self.ended) == 2 else agree(self, caught)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ranks, "agree", after_two)
+        patch.setattr(ProcessGroup, "agree", after_two)
         with pytest.raises(Interrupted):
             each.turn(OPTIONS, 0)
     assert each.curve() == []

@@ -19,14 +19,14 @@ from atlas.attacks import (
     FGSM,
     PGD,
     Attack,
-    Climb,
-    Fresh,
     MultiTargeted,
+    NewAttempts,
     RayS,
     Square,
     TargetedAPGD,
     TargetedFAB,
     TargetedShrink,
+    TrainingAttack,
     Untargeted,
     engine,
 )
@@ -62,7 +62,7 @@ ROWS: dict[str, list[Attack]] = {
     "shrink-t": [TargetedShrink(steps=4), TargetedShrink(targets=1, steps=7, restarts=2, far=1.5)],
 }
 CASES = [attack for row in ROWS.values() for attack in row]
-CLIMBING = [attack for attack in CASES if isinstance(attack, Climb)]
+CLIMBING = [attack for attack in CASES if isinstance(attack, TrainingAttack)]
 TASKS = {
     "grey, 10 classes": ((1, 28, 28), 10),
     "grey, 2 classes": ((1, 28, 28), 2),
@@ -117,15 +117,15 @@ def test_the_default_device_changes_nothing(attack: Attack, threat: Threat, coun
     assert torch.equal(found.attempt, expected.attempt)
 
 
-def fresh(x: Tensor, y: Tensor, rng: Rng, attempt: int = 0) -> Fresh:
-    return Fresh(x, y, rng, torch.full_like(y, attempt))
+def fresh(x: Tensor, y: Tensor, rng: Rng, attempt: int = 0) -> NewAttempts:
+    return NewAttempts(x, y, rng, torch.full_like(y, attempt))
 
 
 @each_climb
 @each_task
 @each_threat
 def test_adversaries_are_near_images_with_a_higher_loss(
-    attack: Climb, task: Any, threat: Threat, counted: Factory
+    attack: TrainingAttack, task: Any, threat: Threat, counted: Factory
 ) -> None:
     model = counted(*task)
     x, y = images(task, model)
@@ -140,7 +140,7 @@ def test_adversaries_are_near_images_with_a_higher_loss(
 
 @each_climb
 @each_threat
-def test_same_streams_same_points(attack: Climb, threat: Threat, counted: Factory) -> None:
+def test_same_streams_same_points(attack: TrainingAttack, threat: Threat, counted: Factory) -> None:
     model = counted(*COLOUR)
     x, y = images(COLOUR, model)
     one, same, other = (attack.craft(model, x, y, threat, Rng.batch(COUNT, seed=s)) for s in (1, 1, 2))
@@ -150,7 +150,9 @@ def test_same_streams_same_points(attack: Climb, threat: Threat, counted: Factor
 
 @each_climb
 @each_threat
-def test_an_example_knows_nothing_of_the_batch(attack: Climb, threat: Threat, counted: Factory) -> None:
+def test_an_example_knows_nothing_of_the_batch(
+    attack: TrainingAttack, threat: Threat, counted: Factory
+) -> None:
     model, rng = counted(*COLOUR), Rng.batch(COUNT, seed=5)
     x, y = images(COLOUR, model)
     together = attack.craft(model, x, y, threat, rng)
@@ -161,7 +163,7 @@ def test_an_example_knows_nothing_of_the_batch(attack: Climb, threat: Threat, co
 
 @each_climb
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_crafting_leaves_the_model_as_it_was(attack: Climb, mode: Any, counted: Factory) -> None:
+def test_crafting_leaves_the_model_as_it_was(attack: TrainingAttack, mode: Any, counted: Factory) -> None:
     model = counted(*COLOUR, norm=True)
     x, y = images(COLOUR, model)
     model.layers[1].eval()

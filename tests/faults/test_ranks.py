@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import atlas
 from atlas.files import in_use, locked
 from atlas.methods import Natural
-from atlas.training import Ranks, Schedule, Training, fit
+from atlas.training import ProcessGroup, Schedule, Training, fit
 from tests.faults import ranks, runs
 
 SHORT = ("--set", "training.schedule.epochs=6", "--set", "training.batch_size=64")
@@ -152,7 +152,7 @@ class Breaks(nn.Module):
         return logits
 
 
-def train_until_it_breaks(team: Ranks, how: str, folder: Path) -> None:
+def train_until_it_breaks(team: ProcessGroup, how: str, folder: Path) -> None:
     model = Breaks(team.rank, how)
     try:
         fit(

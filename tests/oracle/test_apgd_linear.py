@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atlas.attacks import APGD, Fresh, TargetedAPGD, engine
+from atlas.attacks import APGD, NewAttempts, TargetedAPGD, engine
 from atlas.attacks.apgd import AutoPGD
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -29,7 +29,7 @@ each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], id
 
 def best_points(attack: AutoPGD, p: Problem, threat: Threat) -> Tensor:
     """The point with the highest loss of one attempt."""
-    state = attack.start(p, Fresh(p.x, p.y, Rng.batch(EXAMPLES), torch.zeros_like(p.y)), threat)
+    state = attack.start(p, NewAttempts(p.x, p.y, Rng.batch(EXAMPLES), torch.zeros_like(p.y)), threat)
     for _ in range(attack.steps):
         state = attack.advance(p, state, threat).state
     return state.x_best

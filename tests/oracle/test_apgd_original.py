@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import APGD, Fresh, TargetedAPGD
+from atlas.attacks import APGD, NewAttempts, TargetedAPGD
 from atlas.attacks.apgd import AutoPGD
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat, per_example
@@ -63,7 +63,7 @@ def our_points(attack: AutoPGD, x: Tensor, y: Tensor, threat: Threat) -> Rows:
     """Where the lanes look: n steps and the last look. Lane k is attempt k, modulo their number."""
     model = Net()
     attempt = torch.arange(COUNT) % attack.attempts(CLASSES)
-    state = attack.start(model, Fresh(x, y, Rng.batch(COUNT), attempt, model(x)), threat)
+    state = attack.start(model, NewAttempts(x, y, Rng.batch(COUNT), attempt, model(x)), threat)
     points = []
     for _ in range(attack.steps):
         state, tried, _ = attack.advance(model, state, threat)
@@ -136,7 +136,7 @@ def test_starts_are_spread_as_the_originals(norm: str) -> None:
     """On the face of the ball: the same share of |delta| / eps below each tenth, for both, to noise."""
     threat = Linf(0.2) if norm == "Linf" else L2(0.2)
     x, y = torch.full((4000, 1, 2, 2), 0.5), torch.zeros(4000, dtype=torch.int64)
-    fresh = Fresh(x, y, Rng.batch(4000), y, torch.zeros(4000, CLASSES))
+    fresh = NewAttempts(x, y, Rng.batch(4000), y, torch.zeros(4000, CLASSES))
     ours = APGD().start(lambda x: x, fresh, threat).x_adv
     asked: Rows = []
 

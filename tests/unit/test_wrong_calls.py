@@ -225,7 +225,7 @@ def wrong() -> dict[str, tuple[Callable[..., Any], str]]:
             "device 'gpu' cannot be used here: .*; try cpu",
         ),
         "no callback": (lambda: fitted(each_epoch=3), "each_epoch must be callable, got 3"),
-        "a number of ranks": (lambda: fitted(ranks=2), "ranks must be a Ranks, got 2"),
+        "a number of ranks": (lambda: fitted(ranks=2), "ranks must be a ProcessGroup, got 2"),
         "a description as a word": (lambda: fitted(about="x"), "about must be a dict, got 'x'"),
         # data and models
         "data by number": (

@@ -6,9 +6,9 @@ x_adv = PGD(steps=20)(model, x, y, Linf(0.3))           # for evaluation: stops 
 
 from atlas.attacks.adapters import Adapted, adapt
 from atlas.attacks.apgd import APGD, TargetedAPGD
-from atlas.attacks.attack import Attack, Climb
+from atlas.attacks.attack import Attack, TrainingAttack
 from atlas.attacks.attack_log import Outcome
-from atlas.attacks.engine import Fresh, State, Step, run
+from atlas.attacks.engine import NewAttempts, State, Step, run
 from atlas.attacks.fab import TargetedFAB
 from atlas.attacks.gradients import NotFinite
 from atlas.attacks.margin import MultiTargeted, Untargeted
@@ -19,10 +19,10 @@ from atlas.attacks.shrink import TargetedShrink
 from atlas.attacks.square import Square
 from atlas.attacks.transfer import Transfer
 
-CLIMBS: dict[str, type[Climb]] = {"fgsm": FGSM, "pgd": PGD}
+TRAINING_ATTACKS: dict[str, type[TrainingAttack]] = {"fgsm": FGSM, "pgd": PGD}
 """The attacks that training can use, by their names in a configuration."""
 ATTACKS: dict[str, type[Attack]] = {
-    **CLIMBS,
+    **TRAINING_ATTACKS,
     "apgd": APGD,
     "apgd-t": TargetedAPGD,
     "fab-t": TargetedFAB,
@@ -37,16 +37,15 @@ ATTACKS: dict[str, type[Attack]] = {
 __all__ = [
     "APGD",
     "ATTACKS",
-    "CLIMBS",
     "FGSM",
     "PGD",
+    "TRAINING_ATTACKS",
     "Adapted",
     "Attack",
     "BatchNormMode",
-    "Climb",
-    "Fresh",
     "Model",
     "MultiTargeted",
+    "NewAttempts",
     "NotFinite",
     "Outcome",
     "RayS",
@@ -56,6 +55,7 @@ __all__ = [
     "TargetedAPGD",
     "TargetedFAB",
     "TargetedShrink",
+    "TrainingAttack",
     "Transfer",
     "Untargeted",
     "adapt",

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.model_variants import Model
 from atlas.errors import UsageError
 from atlas.threat import L2, Linf, Threat
@@ -83,7 +83,7 @@ class Adapted(Attack[State]):
     def attempts(self, num_classes: int) -> int:
         return 1
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> State:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> State:
         return State(fresh.x, fresh.y, fresh.x.clone(), fresh.no_steps())
 
     def advance(self, model: Model, state: State, threat: Threat) -> Step[State]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
@@ -83,11 +83,11 @@ class AutoPGD(Attack[APGDState]):
     def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:
         """The loss that is climbed, [B]."""
 
-    def aims(self, model: Model, fresh: Fresh) -> Tensor:
+    def aims(self, model: Model, fresh: NewAttempts) -> Tensor:
         """The class that each lane is to reach, int64 [B]."""
         return fresh.y
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> APGDState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> APGDState:
         x, zeros = fresh.x, torch.zeros_like(fresh.y, dtype=fresh.x.dtype)
         noise = threat.noise(x, fresh.rng)
         length = threat.distance(noise, torch.zeros_like(x)).clamp_min_(torch.finfo(x.dtype).tiny)
@@ -205,7 +205,7 @@ class TargetedAPGD(AutoPGD):
     def attempts(self, num_classes: int) -> int:
         return min(self.targets, num_classes - 1) * self.restarts
 
-    def aims(self, model: Model, fresh: Fresh) -> Tensor:
+    def aims(self, model: Model, fresh: NewAttempts) -> Tensor:
         likeliest = fresh.likeliest_wrong(model, self.targets)
         return likeliest.gather(1, fresh.attempt[:, None] // self.restarts)[:, 0]
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks import engine
-from atlas.attacks.engine import Fresh, S, Step
+from atlas.attacks.engine import NewAttempts, S, Step
 from atlas.attacks.inputs import checked_inputs, explained
 from atlas.attacks.model_variants import BatchNormMode, Model, frozen
 from atlas.config import check_fields
@@ -62,7 +62,7 @@ class Attack(ABC, Generic[S]):
         """How many attempts are made on each example that is not fooled earlier."""
 
     @abstractmethod
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> S:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> S:
         """New lanes at their starting points."""
 
     @abstractmethod
@@ -151,7 +151,7 @@ class Attack(ABC, Generic[S]):
         )
 
 
-class Climb(Attack[S]):
+class TrainingAttack(Attack[S]):
     """Base of the attacks that a method may train on."""
 
     restarts: int
@@ -161,7 +161,7 @@ class Climb(Attack[S]):
         return self.restarts
 
     @abstractmethod
-    def toward(self, objective: str) -> Self:
+    def with_default_objective(self, objective: str) -> Self:
         """This attack, climbing a method's objective unless it has one of its own."""
 
     @abstractmethod
@@ -198,7 +198,7 @@ class Climb(Attack[S]):
             return points[losses.argmax(0), torch.arange(len(x), device=x.device)]
 
     def _climb(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, restart: int) -> S:
-        fresh = Fresh(x, y, rng.fold("restart", restart), torch.full_like(y, restart))
+        fresh = NewAttempts(x, y, rng.fold("restart", restart), torch.full_like(y, restart))
         state = self.start(model, fresh, threat)
         for _ in range(self.steps):
             state = self.advance(model, state, threat).state

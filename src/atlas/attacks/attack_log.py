@@ -58,7 +58,7 @@ class Outcome:
         return self
 
 
-class Ledger:
+class AttackLog:
     """The book of an attack that is under way; all tensors have the example first.
 
     Attempts may end in any order, several at a time. Of those that fool an example the earliest counts, so

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeVar
 
-from atlas.attacks.attack_log import Ledger, Outcome
+from atlas.attacks.attack_log import AttackLog, Outcome
 from atlas.attacks.gradients import NotFinite, finite
 from atlas.attacks.model_variants import Model, frozen, full_float32
 from atlas.config import check_counts
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Fresh:
+class NewAttempts:
     """Attempts that are about to begin, one a lane."""
 
     x: Tensor
@@ -173,7 +173,7 @@ def run(
 
 
 @torch.no_grad()
-def ask(model: Model, x: Tensor, batch_size: int) -> Tensor:
+def predict(model: Model, x: Tensor, batch_size: int) -> Tensor:
     """f(x) [N, C], a batch at a time, in full float32: verdicts come from here."""
     with full_float32():
         return torch.cat([model(part) for part in torch.split(x, batch_size)])
@@ -207,14 +207,14 @@ class Engine:
         self.attack, self.model, self.threat = attack, model, threat
         self.search = model if search is None else search
         self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
-        self.logits = ask(model, x, batch_size) if logits is None else logits
+        self.logits = predict(model, x, batch_size) if logits is None else logits
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.logits.shape[1]:
             raise DataError(
                 f"labels go from {int(y.min())} to {int(y.max())} and the model tells {self.logits.shape[1]} "
                 "classes apart: is it the model of this data set?"
             )
         attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])
-        self.ledger = Ledger(x, y, self.logits, attempts)
+        self.ledger = AttackLog(x, y, self.logits, attempts)
         # Attempts wait in the order (attempt, example); the first of them have been taken.
         self.all, self.taken = len(self.ledger.standing) * attempts, 0
         self.lanes: Lanes | None = None
@@ -288,7 +288,7 @@ class Engine:
 
     def _new(self, example: Tensor, attempt: Tensor) -> Lanes:
         rng = self.rng[example].fold("restart", attempt)
-        fresh = Fresh(self.x[example], self.y[example], rng, attempt, self.logits[example])
+        fresh = NewAttempts(self.x[example], self.y[example], rng, attempt, self.logits[example])
         state = self.attack.start(self.search, fresh, self.threat)
         return Lanes(example, attempt, torch.ones_like(example, dtype=torch.bool), state)
 
@@ -318,7 +318,7 @@ class Engine:
         if len(which):
             which = which[self.threat.contains(step.x_tried[which], lanes.state.x[which])]
         if len(which):
-            logits, y = ask(self.model, step.x_tried[which], self.batch_size), lanes.state.y[which]
+            logits, y = predict(self.model, step.x_tried[which], self.batch_size), lanes.state.y[which]
             wrong = _where(logits.argmax(1) != y)
             which = which[wrong]
             self._note(lanes.select(which), step.x_tried[which], margin(logits, y)[wrong])
@@ -356,7 +356,7 @@ class Engine:
         if not len(lanes):
             return
         x_adv, y = lanes.state.x_adv, lanes.state.y
-        logits = ask(self.model, x_adv, self.batch_size)
+        logits = predict(self.model, x_adv, self.batch_size)
         broken = ~logits.isfinite().all(1)
         margins = margin(logits, y).masked_fill(broken, torch.nan)
         over = broken | (self.threat.contains(x_adv, lanes.state.x) & (logits.argmax(1) != y))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
@@ -71,7 +71,7 @@ class TargetedFAB(Attack[FABState]):
     def attempts(self, num_classes: int) -> int:
         return min(self.targets, num_classes - 1) * self.restarts
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> FABState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> FABState:
         likeliest = fresh.likeliest_wrong(model, self.targets)
         rank, restart = fresh.attempt % likeliest.shape[1], fresh.attempt // likeliest.shape[1]
         target = likeliest.gather(1, rank[:, None])[:, 0]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
@@ -68,7 +68,7 @@ class Margin(Attack[MarginState]):
     def loss(self, logits_adv: Tensor, state: MarginState) -> Tensor:
         """What is climbed, [B]."""
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> MarginState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> MarginState:
         x_adv = threat.random_start(fresh.x, fresh.rng)
         state = MarginState(fresh.x, fresh.y, x_adv, fresh.no_steps())
         if self.optimizer == "adam":
@@ -131,7 +131,7 @@ class MultiTargeted(Margin):
     def attempts(self, num_classes: int) -> int:
         return self.restarts * (num_classes - 1)
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> MarginState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> MarginState:
         wrong = fresh.likeliest_wrong(model)
         target = wrong.gather(1, (fresh.attempt % wrong.shape[1])[:, None])[:, 0]
         return replace(super().start(model, fresh, threat), target=target)

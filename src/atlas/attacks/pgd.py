@@ -8,8 +8,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Climb
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.attack import TrainingAttack
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model, is_random
 from atlas.config import check_counts
@@ -39,7 +39,7 @@ class ClimbState(State):
 
 
 @dataclass(frozen=True)
-class PGD(Climb[ClimbState]):
+class PGD(TrainingAttack[ClimbState]):
     """x' <- project(x' + step * steepest direction of the objective), `steps` times.
 
     The step is `step_size` in pixels, or `relative_step` in units of eps (which follows a growing eps),
@@ -82,10 +82,10 @@ class PGD(Climb[ClimbState]):
     def climbs(self) -> str:
         return self.objective or "ce"
 
-    def toward(self, objective: str) -> Self:
+    def with_default_objective(self, objective: str) -> Self:
         return self if self.objective else replace(self, objective=objective)
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> ClimbState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> ClimbState:
         logits = fresh.clean_logits(model) if self.climbs in NEEDS_CLEAN_LOGITS else None
         x_adv = self._starting_point(fresh.x, threat, fresh.rng)
         state = ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import finite
 from atlas.attacks.model_variants import Model, frozen
 from atlas.config import check_arguments, check_counts
@@ -77,7 +77,7 @@ class RayS(Attack[RayState]):
     def attempts(self, num_classes: int) -> int:
         return 1
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> RayState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> RayState:
         x, none = fresh.x, fresh.no_steps()
         zero = torch.zeros_like(none, dtype=x.dtype)
         return RayState(
@@ -163,7 +163,7 @@ def _curve(model: Model, x: Tensor, y: Tensor, at: Sequence[int]) -> Tensor:
         right = finite(model(x)).argmax(1) == y
     nearest = torch.zeros_like(right, dtype=x.dtype).masked_fill_(right, torch.inf)
     state = attack.start(
-        model, Fresh(x, y, Rng.batch(len(x), device=x.device), torch.zeros_like(y)), ANYWHERE
+        model, NewAttempts(x, y, Rng.batch(len(x), device=x.device), torch.zeros_like(y)), ANYWHERE
     )
     for query in range(1, attack.steps + 1):
         state, x_tried, logits = attack.advance(model, state, ANYWHERE)

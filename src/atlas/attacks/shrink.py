@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, Step
+from atlas.attacks.engine import NewAttempts, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.margin import MarginState
 from atlas.attacks.model_variants import Model
@@ -50,7 +50,7 @@ class TargetedShrink(Attack[MarginState]):
     def attempts(self, num_classes: int) -> int:
         return min(self.targets, num_classes - 1) * self.restarts
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> MarginState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> MarginState:
         likeliest = fresh.likeliest_wrong(model, self.targets)
         target = likeliest.gather(1, (fresh.attempt % likeliest.shape[1])[:, None])[:, 0]
         around = threat.at(min(self.far * threat.eps, threat.largest_eps))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, State, Step
+from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.model_variants import Model
 from atlas.config import check_counts
 from atlas.errors import UsageError
@@ -73,7 +73,7 @@ class Square(Attack[SquareState]):
     def attempts(self, num_classes: int) -> int:
         return self.restarts
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> SquareState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> SquareState:
         x = fresh.x
         if x.dim() != 4:
             raise UsageError(f"Square got examples of shape {tuple(x.shape[1:])}; wanted images [C, H, W]")

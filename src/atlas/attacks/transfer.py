@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from atlas.attacks.attack import Attack
-from atlas.attacks.engine import Fresh, Step
+from atlas.attacks.engine import NewAttempts, Step
 from atlas.attacks.gradients import NotFinite
 from atlas.attacks.model_variants import Model, frozen
 from atlas.attacks.pgd import PGD, ClimbState
@@ -63,7 +63,7 @@ class Transfer(Attack[TransferState]):
     def attempts(self, num_classes: int) -> int:
         return len(self.surrogates) * self.attack.attempts(num_classes)
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> TransferState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> TransferState:
         restart, which = fresh.attempt // len(self.surrogates), fresh.attempt % len(self.surrogates)
         # The logits at hand are the target's, which the climb is not to see.
         fresh = replace(fresh, attempt=restart, logits=None)

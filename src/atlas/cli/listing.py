@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from atlas import presets as recipes
-from atlas.attacks import ATTACKS, CLIMBS
+from atlas.attacks import ATTACKS, TRAINING_ATTACKS
 from atlas.cli.console import console, say
 from atlas.config import table_of
 from atlas.methods import METHODS
@@ -63,7 +63,7 @@ def attacks() -> None:
     """List the attacks and their parameters. Suites of them are listed by `atlas suites`."""
     _describe(ATTACKS)
     say(
-        f"Training can use {' and '.join(CLIMBS)} (`--set method.attack.name=NAME`), validation and "
+        f"Training takes {' and '.join(TRAINING_ATTACKS)} (`--set method.attack.name=NAME`), validation and "
         "`atlas evaluate --attacks NAME` all of them."
     )
 

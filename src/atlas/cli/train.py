@@ -20,7 +20,7 @@ from atlas.data.load import lacks_test_set
 from atlas.distributed.launch import launch, local_device, rank, size, started
 from atlas.errors import AtlasError, UsageError
 from atlas.files import refuse_in_use
-from atlas.training import Ranks, RunConfig, connected, load_config
+from atlas.training import ProcessGroup, RunConfig, connected, load_config
 from atlas.training import train as run_training
 from atlas.training.precision import fastest
 from atlas.training.run import checked_device
@@ -122,7 +122,7 @@ def train(
         _train(config, folder, ranks, data_root=root, device=device, allow_changes=allow_changes)
 
 
-def _train(config: RunConfig, folder: Path, ranks: Ranks, **options: Any) -> None:
+def _train(config: RunConfig, folder: Path, ranks: ProcessGroup, **options: Any) -> None:
     if ranks.first:
         say(f"writing to {folder}")
     result = run_training(config, folder, ranks=ranks, **options)
@@ -158,7 +158,7 @@ def _dropped(before: Settings, after: Settings, where: str = "") -> list[str]:
     return found
 
 
-def _auto(folder: Path, device: str | None, ranks: Ranks) -> list[tuple[str, Any]]:
+def _auto(folder: Path, device: str | None, ranks: ProcessGroup) -> list[tuple[str, Any]]:
     """What `auto` means for all ranks: what the run in the folder has, or what is fastest for the first."""
     if (folder / "config.json").exists():
         training = load_config(folder).training

@@ -26,7 +26,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
-from atlas.distributed.process_group import Ranks, Team, reached
+from atlas.distributed.process_group import ProcessGroup, TorchProcessGroup, reached
 from atlas.errors import AtlasError, Interrupted, LostWorkerError, UsageError
 from atlas.signals import (
     DEFAULT_WORKER_TIMEOUT,
@@ -269,7 +269,7 @@ def local_device(name: str | None) -> str | None:
 
 
 @contextmanager
-def connected(patience: timedelta | None = None) -> Iterator[Ranks]:
+def connected(patience: timedelta | None = None) -> Iterator[ProcessGroup]:
     """The processes that were started together. An error that ends one of them ends all, and is told to all.
 
     A process that was started alone is alone.
@@ -279,7 +279,7 @@ def connected(patience: timedelta | None = None) -> Iterator[Ranks]:
             is gone is noticed at once.
     """
     if size() == 1:
-        yield Ranks()
+        yield ProcessGroup()
         return
     patience = patience or timedelta(seconds=worker_timeout())
     leave_with_parent()
@@ -291,7 +291,7 @@ def connected(patience: timedelta | None = None) -> Iterator[Ranks]:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
     try:
-        yield Team(number, of)
+        yield TorchProcessGroup(number, of)
     except Interrupted:  # by agreement: there is nobody to tell
         raise
     except LostWorkerError as lost:

@@ -29,7 +29,7 @@ class Share(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Ranks:
+class ProcessGroup:
     """One process alone: all is its own share, and it agrees with itself."""
 
     rank: int = 0
@@ -92,7 +92,7 @@ def reached() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Team(Ranks):
+class TorchProcessGroup(ProcessGroup):
     """One of several processes that `connected` has brought together."""
 
     def share(self, count: int) -> Share:

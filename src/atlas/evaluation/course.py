@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, Transfer
-from atlas.attacks.engine import Engine, ask
+from atlas.attacks.engine import Engine, predict
 from atlas.attacks.gradients import check_gradients
 from atlas.attacks.model_variants import averaged, searched
 from atlas.data import Images
@@ -61,7 +61,7 @@ class Subject:
                 check_inputs(surrogate, x, y, plan.threat)
             check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
-        logits = ask(heeding(asked, requests), x, batch_size)
+        logits = predict(interruptible(asked, requests), x, batch_size)
         subject = cls(asked, search, x, y, logits, rng, plan, batch_size, None)
         first = logits[: max(POOL // batch_size, 1) * batch_size]
         random = plan.eot > 1 or changed(first, subject.ask_again(len(first)), "at once")
@@ -69,7 +69,7 @@ class Subject:
 
     def ask_again(self, count: int) -> Tensor:
         """The model's answers to the first clean images, [count, C]."""
-        return ask(self.model, self.x[:count], self.batch_size)
+        return predict(self.model, self.x[:count], self.batch_size)
 
     def changes(self, since: str) -> list[Flag]:
         """The flag of a model that does not answer the clean images as it did at the start."""
@@ -106,14 +106,14 @@ def _in_float32(model: Model, x: Tensor) -> Model:
     return InDtype(model, dtype)
 
 
-def heeding(model: Model, requests: Requests) -> Model:
+def interruptible(model: Model, requests: Requests) -> Model:
     """The model, which leaves at its next pass where a signal has come in: where there is nothing to save."""
 
-    def ask(x: Tensor) -> Tensor:
+    def predict(x: Tensor) -> Tensor:
         requests.check()
         return model(x)
 
-    return ask
+    return predict
 
 
 def device_of(model: Model) -> torch.device:

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
-from atlas.attacks.engine import ask
+from atlas.attacks.engine import predict
 from atlas.attacks.gradients import has_gradients, input_gradients
 from atlas.attacks.model_variants import arranged
 from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.errors import ModelError, UsageError, model_errors
-from atlas.evaluation.course import Subject, finish, heeding
+from atlas.evaluation.course import Subject, finish, interruptible
 from atlas.evaluation.display import Display
 from atlas.evaluation.flags import Flag, after, before, of_classes
 from atlas.evaluation.folder import EvaluationFolder, far_apart, slug
@@ -226,14 +226,14 @@ class _Work:
         answers = []
         for surrogate in attack.surrogates:
             with frozen(surrogate):
-                asked = ask(heeding(surrogate, self.requests), x, self.evaluation.batch_size)
+                asked = predict(interruptible(surrogate, self.requests), x, self.evaluation.batch_size)
                 answers.append(asked.float().cpu())
         return torch.cat(answers, 1)
 
     def _probed(self, subject: Subject) -> list[Flag]:
         """The flags before any attack; what nobody must miss is said at once, because attacks take long."""
         plan = subject.plan
-        model = heeding(subject.model, self.requests)
+        model = interruptible(subject.model, self.requests)
         with self._asking("in the honesty checks"):
             flags = probe(
                 model,

@@ -35,7 +35,7 @@ from atlas.checkpoint import digest, load_tensors, save_tensors
 from atlas.config import differences, fingerprint
 from atlas.data import npz
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
-from atlas.files import part_of, refuse_strangers, write_atomic
+from atlas.files import part_of, require_empty_dir, write_atomic
 
 T = TypeVar("T")
 CONFIG, SUMMARY, PROGRESS, TIMING = "config.json", "summary.json", "progress.json", "timing.jsonl"
@@ -59,7 +59,7 @@ class EvaluationFolder:
     def check(self, about: Mapping[str, Any]) -> None:
         """Refuse a folder that holds something else than this evaluation."""
         if not self.has_config:
-            refuse_strangers(self.path)
+            require_empty_dir(self.path)
             return
         try:
             known = self.about()
@@ -139,16 +139,16 @@ class EvaluationFolder:
             )
         return known
 
-    def check_surrogates(self, label: str, ask: Callable[[], Tensor]) -> None:
+    def check_surrogates(self, label: str, predict: Callable[[], Tensor]) -> None:
         """Refuse an attack whose surrogates answer the clean images differently from those of the first time.
 
-        `ask` gives their answers, [N, ...]. Random surrogates are not compared.
+        `predict` gives their answers, [N, ...]. Random surrogates are not compared.
         """
-        name, answers = f"surrogates-{slug(label)}", ask()
+        name, answers = f"surrogates-{slug(label)}", predict()
         known = (self.kept_columns(name) or {}).get("logits")
         if known is None:
             self.save_columns(name, {"logits": answers})
-        elif not alike(known, answers) and alike(answers, ask()):
+        elif not alike(known, answers) and alike(answers, predict()):
             raise UsageError(
                 f"{self.path} holds an evaluation with other surrogates: those of {label} answered the clean "
                 "images differently; choose another folder"

@@ -79,8 +79,8 @@ class _Right:
     def __len__(self) -> int:
         return len(self.x)
 
-    def ask(self, x: Tensor) -> Tensor:
-        return engine.ask(self.model, x, self.batch_size)
+    def predict(self, x: Tensor) -> Tensor:
+        return engine.predict(self.model, x, self.batch_size)
 
     def fooled(self, attack: Attack, threat: Threat) -> int:
         outcome = engine.run(attack, self.model, self.x, self.y, threat, self.rng, batch_size=self.batch_size)
@@ -104,7 +104,7 @@ def probe(
     """
     batch_size = min(batch_size, PROBES)
     with frozen(model):
-        logits = engine.ask(model, x[:POOL], batch_size)
+        logits = engine.predict(model, x[:POOL], batch_size)
         finite, answers = logits.isfinite().all(1), logits.argmax(1)
         flags = _outputs(logits[finite], int((~finite).sum()))
         same = bool(finite.any()) and _alike(answers[finite]) and not _alike(y[:POOL])
@@ -134,7 +134,9 @@ def _unnormalized(model: Model, x: Tensor, y: Tensor, right: Tensor, batch_size:
     advice = ""
     for words, normalization in _normalizations(x).items():
         try:
-            answers = engine.ask(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(1)
+            answers = engine.predict(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(
+                1
+            )
         except AtlasError:
             raise
         except Exception as error:  # a model may refuse pixels outside [0, 1]
@@ -199,7 +201,7 @@ def _moves(right: _Right) -> bool:
     """Whether anything in the pixel box gets another answer: steps without a gradient look constant."""
     noise = right.rng.fold("noise").uniform(right.x.shape[1:], dtype=right.x.dtype)
     tried = torch.cat([noise, 1 - right.x, torch.zeros_like(right.x[:1]), torch.ones_like(right.x[:1])])
-    return not _alike(torch.cat([right.y[:1], right.ask(tried).argmax(1)]))
+    return not _alike(torch.cat([right.y[:1], right.predict(tried).argmax(1)]))
 
 
 def _outputs(logits: Tensor, broken: int) -> list[Flag]:
@@ -219,7 +221,7 @@ def _outputs(logits: Tensor, broken: int) -> list[Flag]:
 @torch.no_grad()
 def _unsteady(right: _Right, eot: bool) -> list[Flag]:
     """Whether an image's outputs change from pass to pass or with its company."""
-    first, second = right.ask(right.x), right.ask(right.x)
+    first, second = right.predict(right.x), right.predict(right.x)
     spread = float((first.amax(1) - first.amin(1)).mean())
     moved = float((second - first).abs().amax())
     if moved > RANDOM * spread:
@@ -277,13 +279,13 @@ def _large_eps(right: _Right) -> list[Flag]:
 def _not_uphill(right: _Right, gradient: Tensor) -> list[Flag]:
     """Steps along the gradient have to raise the margin, and by more than random steps do."""
     x, y, n = right.x, right.y, len(right)
-    logits = right.ask(x)
+    logits = right.predict(x)
     noise = FLOAT_NOISE * logits.abs().amax(1)
 
     def rise(direction: Tensor, length: float) -> Tensor:
         ball = right.threat.at(length * right.threat.eps)
         moved = ball.project(ball.ascend(x, direction, ball.eps), x)
-        return margin(right.ask(moved), y) - margin(logits, y)
+        return margin(right.predict(moved), y) - margin(logits, y)
 
     up = (gradient.flatten(1) == 0).all(1)  # these are another flag's
     directions = [right.rng.fold("chance", k).normal(x.shape[1:], x.dtype) for k in range(CHANCES)]
@@ -306,7 +308,7 @@ def _misleading(right: _Right) -> list[Flag]:
     threat, y, n = right.threat, right.y, len(right)
     x = threat.at(threat.eps / 2).random_start(right.x, right.rng.fold("near"))
     gradient = input_gradients(right.model, x, y, margin, right.batch_size)
-    noise = FLOAT_NOISE * right.ask(x).abs().amax(1)
+    noise = FLOAT_NOISE * right.predict(x).abs().amax(1)
     least, of_long = torch.full_like(noise, torch.inf), torch.full_like(noise, torch.inf)
     for length in WAY_LENGTHS:
         missed, whole = torch.zeros_like(noise), torch.zeros_like(noise)
@@ -315,7 +317,7 @@ def _misleading(right: _Right) -> list[Flag]:
             few = rng.fold("pixels").uniform(x.shape[1:], dtype=x.dtype) < WAY_PIXELS
             way = rng.normal(x.shape[1:], x.dtype) * few
             ends = [threat.ascend(x, way * sign, length * threat.eps).clamp_(0, 1) for sign in (1, -1)]
-            there, back = (margin(right.ask(end), y) for end in ends)
+            there, back = (margin(right.predict(end), y) for end in ends)
             rise, foretold = there - back, (gradient * (ends[0] - ends[1])).flatten(1).sum(1)
             missed += ((rise - foretold).abs() - noise).clamp_min(0).square()
             whole += torch.maximum(rise.square(), foretold.square())

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from atlas.attacks import FGSM, Climb, Model
+from atlas.attacks import FGSM, Model, TrainingAttack
 from atlas.methods.method import Method, Terms
 from atlas.objectives import cross_entropy
 from atlas.rng import Rng
@@ -16,7 +16,7 @@ from atlas.rng import Rng
 class Adv(Method):
     """CE(x')."""
 
-    attack: Climb = FGSM()
+    attack: TrainingAttack = FGSM()
 
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
         logits_adv = model(x_adv)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from atlas.attacks import FGSM, Climb, Model
+from atlas.attacks import FGSM, Model, TrainingAttack
 from atlas.methods.method import Method, Terms, local_terms
 from atlas.objectives import Projections, kl
 from atlas.rng import Rng
@@ -23,7 +23,7 @@ class Atlas(Method):
 
     alpha: float
     beta: float
-    attack: Climb = FGSM()
+    attack: TrainingAttack = FGSM()
     projections: Projections = 1
 
     @property
@@ -37,11 +37,11 @@ class Atlas(Method):
         return Terms(losses, logits_adv)
 
 
-def atlas_l(alpha: float, attack: Climb = FGSM(), projections: Projections = 1) -> Atlas:
+def atlas_l(alpha: float, attack: TrainingAttack = FGSM(), projections: Projections = 1) -> Atlas:
     """Eq. (18), the local half: CE(x') + alpha ||J(x')||_F^2."""
     return Atlas(alpha, 0.0, attack, projections)
 
 
-def atlas_g(beta: float, attack: Climb = FGSM()) -> Atlas:
+def atlas_g(beta: float, attack: TrainingAttack = FGSM()) -> Atlas:
     """Eq. (19), the global half: CE(x') + beta KL(p(x') || p(x))."""
     return Atlas(0.0, beta, attack)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from atlas.attacks import Climb, Model
+from atlas.attacks import Model, TrainingAttack
 from atlas.methods.method import Method, Terms, local_terms
 from atlas.objectives import Projections
 from atlas.rng import Rng
@@ -19,7 +19,7 @@ class Jac(Method):
 
     alpha: float = 0.5
     projections: Projections = 1
-    attack: Climb | None = field(default=None, init=False)
+    attack: TrainingAttack | None = field(default=None, init=False)
 
     @property
     def weights(self) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
-from atlas.attacks import BatchNormMode, Climb, Model
+from atlas.attacks import BatchNormMode, Model, TrainingAttack
 from atlas.attacks.inputs import checked_inputs, explained
 from atlas.config import check_fields, number
 from atlas.errors import UsageError
@@ -44,7 +44,7 @@ def local_terms(
 class Method(ABC):
     """Base of all methods. Subclasses are frozen dataclasses."""
 
-    attack: Climb | None
+    attack: TrainingAttack | None
     """How x_adv is made; None where the method trains on x alone."""
     objective: ClassVar[str] = "ce"
     """What the method's attack climbs unless it is told otherwise."""
@@ -73,7 +73,7 @@ class Method(ABC):
         """The images to train on: x_adv, or x itself where the method has no attack."""
         if self.attack is None:
             return x
-        return self.attack.toward(self.objective).craft(model, x, y, threat, rng, mode)
+        return self.attack.with_default_objective(self.objective).craft(model, x, y, threat, rng, mode)
 
     def weigh(self, losses: Mapping[str, Tensor], ramp: float = 1.0) -> Tensor:
         """The mean over the batch of CE + ramp * (the other terms by their weights), a scalar.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from atlas.attacks import Climb, Model
+from atlas.attacks import Model, TrainingAttack
 from atlas.methods.method import Method, Terms
 from atlas.objectives import cross_entropy
 from atlas.rng import Rng
@@ -16,7 +16,7 @@ from atlas.rng import Rng
 class Natural(Method):
     """CE(x)."""
 
-    attack: Climb | None = field(default=None, init=False)
+    attack: TrainingAttack | None = field(default=None, init=False)
 
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
         logits = model(x)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from atlas.attacks import FGSM, BatchNormMode, Climb, Model
+from atlas.attacks import FGSM, BatchNormMode, Model, TrainingAttack
 from atlas.methods.method import Method, Terms, local_terms
 from atlas.objectives import Projections, kl
 from atlas.rng import Rng
@@ -24,7 +24,7 @@ class TradesJac(Method):
 
     alpha: float = 2e-4
     beta: float = 0.5
-    attack: Climb = FGSM()
+    attack: TrainingAttack = FGSM()
     projections: Projections = 1
     objective: ClassVar[str] = "kl"
 

@@ -42,12 +42,12 @@ def load_onnx(path: Path, device: torch.device | str = "cpu") -> Batched:
 
     dtype = DTYPES[kind]
 
-    def ask(x: Tensor) -> Tensor:
+    def predict(x: Tensor) -> Tensor:
         (logits,) = session.run(None, {name: x.detach().to("cpu", dtype).contiguous().numpy()})
         return torch.from_numpy(logits).to(x.device)
 
     batch, *image = (size if isinstance(size, int) else None for size in shape)
-    return Batched(ask, image, dtype, ANY_BATCH if batch is None else (batch, batch), _sha256(path))
+    return Batched(predict, image, dtype, ANY_BATCH if batch is None else (batch, batch), _sha256(path))
 
 
 def _session(path: Path, device: torch.device) -> Any:

@@ -34,7 +34,7 @@ SHAPES = {
 """Of the points, beside the colours, as matplotlib calls them: paths around 0 of radius 1."""
 
 
-Guide = tuple[float, str]
+GuideLine = tuple[float, str]
 """A place along x, and what is written above it."""
 
 
@@ -88,7 +88,9 @@ class Series:
         return ", ".join(filter(None, [self.name, self.what]))
 
 
-def line_chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: Guide | None = None) -> Markup:
+def line_chart(
+    title: str, x: Axis, y: Axis, series: Sequence[Series], guide: GuideLine | None = None
+) -> Markup:
     """Lines with their points and intervals; `guide` is a vertical line to look for, and its name."""
     box = {"viewBox": f"0 0 {WIDTH} {HEIGHT}", "role": "img", "class": "chart"}
     root = ET.Element("svg", box)
@@ -290,7 +292,7 @@ class Chart:
         return len(self.rows) <= MOST_DOTS
 
 
-def _chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: Guide | None = None) -> Chart:
+def _chart(title: str, x: Axis, y: Axis, series: Sequence[Series], guide: GuideLine | None = None) -> Chart:
     return Chart(title, line_chart(title, x, y, series, guide), x.label, series)
 
 

@@ -206,7 +206,7 @@ def _made(
     rng = Rng.lanes(settings.seed, data.ids.to(device)).fold("report")
     with frozen(model):
         flags = probe(model, x, y, threat, rng=rng, eot=False)
-        logits = engine.ask(model, x, 256)
+        logits = engine.predict(model, x, 256)
         under = _Under(run, x, y, rng, tell)
         main = under.attack(settings.attack, threat, "answers under attack")
         held = [
@@ -216,7 +216,7 @@ def _made(
             for steps in STEPS
         ]
         radius = under.first_radius(settings.attack, threat, logits.argmax(1) == y, main.robust)
-        logits_adv = engine.ask(model, main.x_adv, 256)
+        logits_adv = engine.predict(model, main.x_adv, 256)
     shown = first_of_each_class(data.y, (logits.argmax(1) == y).cpu())
     tensors = {"logits": logits, "logits_adv": logits_adv, "radius": radius, "held": torch.stack(held)}
     tensors |= {"shown": shown, "x": x[shown.to(device)], "x_adv": main.x_adv[shown.to(device)]}

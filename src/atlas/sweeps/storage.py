@@ -17,7 +17,7 @@ from optuna.storages import RDBStorage
 from sqlalchemy.exc import SQLAlchemyError
 
 from atlas.errors import AtlasError, LockError, UsageError
-from atlas.files import locked, refuse_strangers, write_atomic
+from atlas.files import locked, require_empty_dir, write_atomic
 
 SCHEMES = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
 BEAT_SECONDS, GRACE_SECONDS = 60, 600
@@ -77,7 +77,7 @@ def open_storage(url: str | None, folder: Path) -> RDBStorage:
 
 def _open(url: str, engine: dict[str, Any]) -> RDBStorage:
     beats: Any = {"heartbeat_interval": BEAT_SECONDS, "grace_period": GRACE_SECONDS}
-    with warnings.catch_warnings(), told_plainly(url):
+    with warnings.catch_warnings(), translate_db_errors(url):
         warnings.simplefilter("ignore", ExperimentalWarning)
         try:
             return RDBStorage(url, engine_kwargs=engine, **beats)
@@ -93,7 +93,7 @@ def _passwords(url: str) -> set[str]:
 
 
 @contextmanager
-def told_plainly(url: str) -> Iterator[None]:
+def translate_db_errors(url: str) -> Iterator[None]:
     """What the database says against us in one line, without the password."""
     try:
         yield
@@ -133,7 +133,7 @@ def waited_for(folder: Path) -> Iterator[None]:
 def check_folder(folder: Path) -> None:
     """Refuse a folder with foreign files, before anything in it is changed."""
     if folder.is_dir() and not any((folder / name).exists() for name in (DATABASE, IDENTITY)):
-        refuse_strangers(folder)
+        require_empty_dir(folder)
 
 
 def identity(folder: Path) -> str:

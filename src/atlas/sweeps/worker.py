@@ -14,7 +14,7 @@ from atlas.signals import caught_signals
 from atlas.sweeps.files import write_files
 from atlas.sweeps.queue import OUTCOME, Claim, Queue
 from atlas.sweeps.space import grid_points
-from atlas.sweeps.storage import GRACE_SECONDS, check_folder, open_storage, told_plainly, waited_for
+from atlas.sweeps.storage import GRACE_SECONDS, check_folder, open_storage, translate_db_errors, waited_for
 from atlas.sweeps.study import Sweep, join
 from atlas.sweeps.trial import DONE, Outcome, Place, Row, best, carry_out, rows
 
@@ -35,7 +35,7 @@ def work(
     say(f"writing to {place.folder}: {number} over {', '.join(sweep.space)}")
     for key in sweep.measures:
         say(f"trials are scored by {key} too: compare those of one value, for the best of all means little")
-    with told_plainly(url or ""):
+    with translate_db_errors(url or ""):
         storage = open_storage(url, place.folder)
         study = join(sweep, storage, place.folder)
         return Worker(sweep, Queue(study, storage, sweep.space, place.folder, total), place, say).run()

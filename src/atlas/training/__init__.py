@@ -1,7 +1,7 @@
 """Training: `fit` for anybody's model and data, `train` for a configuration."""
 
 from atlas.distributed.launch import connected
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
 from atlas.training.run import RunConfig, load_config, load_model, train
@@ -10,7 +10,7 @@ from atlas.training.settings import Optimizer, Training, Validation
 
 __all__ = [
     "Optimizer",
-    "Ranks",
+    "ProcessGroup",
     "Result",
     "RunConfig",
     "Schedule",

@@ -46,7 +46,7 @@ class Result:
         return beside(_record_of(self.best_epoch, self.epochs))
 
 
-class Keeper:
+class Checkpointer:
     """Runs the trainer epoch by epoch and keeps its state and weights in the folder."""
 
     def __init__(

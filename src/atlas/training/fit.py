@@ -24,7 +24,7 @@ from atlas.config import check_arguments, fingerprint, table_of
 from atlas.data import Images, as_images, batches, split
 from atlas.data.images import check_left_alone
 from atlas.distributed.launch import checked_device
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import DataError, NumericError, UsageError, is_ctrl_c
 from atlas.files import locked
 from atlas.methods import Method
@@ -32,7 +32,7 @@ from atlas.runs import RunFolder
 from atlas.signals import Requests, caught_signals
 from atlas.terminal import duration
 from atlas.threat import Threat, check_threat, eps_text
-from atlas.training.checkpointer import Keeper, Result
+from atlas.training.checkpointer import Checkpointer, Result
 from atlas.training.display import Display
 from atlas.training.identity import description
 from atlas.training.log import Log, Record
@@ -61,7 +61,7 @@ def fit(
     allow_changes: bool = False,
     each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
-    ranks: Ranks = Ranks(),
+    ranks: ProcessGroup = ProcessGroup(),
 ) -> Result:
     """Train `model` in place and return it with the weights of its best epoch, ready to be asked (`eval()`).
 
@@ -117,7 +117,7 @@ def fit(
         start = description(model, logits, built_from_config="model" in (about or {})) if place else {}
         known = {**(about or {}), "config": fingerprint(table), **seen}
         known["run"] = fingerprint({"config": table, "model": start, **seen})
-        keeper = Keeper(trainer, place, known, start)
+        keeper = Checkpointer(trainer, place, known, start)
         keeper.require_room()
         keeper.restore(allow_changes)
         if place:
@@ -166,7 +166,7 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - began
 
 
-def _check_shares(ranks: Ranks, training: Training, held_out: Images) -> None:
+def _check_shares(ranks: ProcessGroup, training: Training, held_out: Images) -> None:
     if ranks.size > 1 and not (training.batch_size >= 2 * ranks.size and len(held_out) >= ranks.size):
         raise UsageError(
             f"{ranks.size} processes share batches of {training.batch_size} and {len(held_out)} validation "
@@ -188,7 +188,7 @@ def _warn_of_short_reach(trainer: Trainer) -> None:
             )
 
 
-def _start_alike(model: nn.Module, ranks: Ranks) -> None:
+def _start_alike(model: nn.Module, ranks: ProcessGroup) -> None:
     """Give all ranks the first one's weights, however their models were made."""
     if ranks.size > 1:
         state = ranks.from_first((model.state_dict(), {}))

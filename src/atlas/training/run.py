@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from atlas import config as conf
 from atlas import data, models
 from atlas.attacks import frozen
-from atlas.attacks.engine import ask
+from atlas.attacks.engine import predict
 from atlas.checkpoint import load_tensors
 from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
 from atlas.distributed.launch import checked_device as checked_device
 from atlas.distributed.launch import local_device
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import CheckpointError, UsageError
 from atlas.methods import Method
 from atlas.models.normalize import Normalization
@@ -58,7 +58,7 @@ class RunConfig:
     normalize: bool | MeanStd = False
     """Whether the model's first layer normalises by the training set's mean and std, or by these numbers."""
     training: Training = Training()
-    weights: str | None = conf.later(None)
+    weights: str | None = conf.omit_default_from_hash(None)
     """Weights to start from instead of random ones: a file (.safetensors, .pt, .pth) or a run's folder."""
 
     @classmethod
@@ -79,7 +79,7 @@ def train(
     allow_changes: bool = False,
     each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
     progress: bool = True,
-    ranks: Ranks = Ranks(),
+    ranks: ProcessGroup = ProcessGroup(),
 ) -> Result:
     """Train what the configuration says in this folder, from where an earlier run there was left.
 
@@ -157,7 +157,7 @@ def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: i
     part = slice(SHOWN_IMAGES)
     x, y = images.pixels(part, next(model.parameters()).device), images.y[part]
     with suppress(Exception), frozen(model), torch.no_grad():  # `fit` reports what a model fails at
-        right = int((ask(model, x, batch_size).argmax(1).cpu() == y).sum())
+        right = int((predict(model, x, batch_size).argmax(1).cpu() == y).sum())
         text = f"{path}: {right / len(y):.1%} correct on the first {len(y)} training images, before training"
         if right <= int(y.bincount().max()):
             text += (

@@ -67,7 +67,7 @@ class Schedule:
 
 
 @dataclass
-class Guide:
+class PlateauTracker:
     """What the validation accuracies so far have decided. Part of the saved state."""
 
     best: float = -1.0
@@ -115,7 +115,7 @@ CHANCE = 2.0
 
 
 @dataclass
-class Watch:
+class CollapseDetector:
     """Compares each epoch with the best one. Part of the saved state."""
 
     best: float = -1.0

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from atlas.attacks import ATTACKS, CLIMBS, PGD, Attack, BatchNormMode, Climb
-from atlas.config import Registries, check_counts, check_fields, later
+from atlas.attacks import ATTACKS, PGD, TRAINING_ATTACKS, Attack, BatchNormMode, TrainingAttack
+from atlas.config import Registries, check_counts, check_fields, omit_default_from_hash
 from atlas.data import AUGMENTS
 from atlas.errors import UsageError, choose
 from atlas.methods import METHODS, Method
@@ -18,7 +18,7 @@ from atlas.threat import THREATS, Threat
 from atlas.training.precision import Precision
 from atlas.training.schedule import Schedule
 
-REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, Climb: CLIMBS, Threat: THREATS}
+REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, TrainingAttack: TRAINING_ATTACKS, Threat: THREATS}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Validation:
 
     size: int | float = 0.1
     attack: Attack = PGD(steps=10)
-    batch_size: int | None = later(None)
+    batch_size: int | None = omit_default_from_hash(None)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -86,10 +86,10 @@ class Training:
     augment: str = "none"
     crafting_mode: BatchNormMode = "eval"
     """BatchNorm while an attack runs: its running statistics ("eval") or the batch's ("train")."""
-    precision: Precision = later("float32")
-    channels_last: bool | Literal["auto"] = later(False)
+    precision: Precision = omit_default_from_hash("float32")
+    channels_last: bool | Literal["auto"] = omit_default_from_hash(False)
     """The order of images and weights in memory: the same numbers, up to rounding. "auto": what is faster."""
-    deterministic: bool = later(False)
+    deterministic: bool = omit_default_from_hash(False)
     """Use only torch's deterministic algorithms: without them, runs on a GPU differ in their last bits."""
     ema: float = 0.0
     """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""

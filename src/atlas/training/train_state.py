@@ -11,18 +11,18 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from atlas.checkpoint import same_tensors
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import CheckpointError, OutOfMemoryError, is_out_of_memory
 from atlas.methods import Method
 from atlas.training.precision import puts_channels_last
-from atlas.training.schedule import Guide, Watch
+from atlas.training.schedule import CollapseDetector, PlateauTracker
 from atlas.training.settings import Training
 
 
-class Learner:
+class TrainState:
     """What a step changes and a state saves."""
 
-    def __init__(self, model: nn.Module, method: Method, training: Training, ranks: Ranks) -> None:
+    def __init__(self, model: nn.Module, method: Method, training: Training, ranks: ProcessGroup) -> None:
         self.model = model
         self.channels_last = puts_channels_last(training.channels_last, model, method)
         if self.channels_last:
@@ -147,14 +147,14 @@ class Progress:
     """Sum of the Jacobian norms that were looked at in this epoch."""
     jacobian: float = 0.0
     """Their mean in the last epoch that had any."""
-    guide: Guide = field(default_factory=Guide)
-    watch: Watch = field(default_factory=Watch)
+    guide: PlateauTracker = field(default_factory=PlateauTracker)
+    watch: CollapseDetector = field(default_factory=CollapseDetector)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> Progress:
         """From what `dataclasses.asdict` made."""
         rest = {k: v for k, v in table.items() if k not in ("guide", "watch")}
-        return cls(**rest, guide=Guide(**table["guide"]), watch=Watch(**table["watch"]))
+        return cls(**rest, guide=PlateauTracker(**table["guide"]), watch=CollapseDetector(**table["watch"]))
 
     def add(self, means: Mapping[str, float], count: int) -> None:
         """Take in the means over a batch of `count` images."""
@@ -175,7 +175,7 @@ class Progress:
 
         The cuts of the learning rate stay.
         """
-        self.guide, self.watch = Guide(cuts=self.guide.cuts), Watch()
+        self.guide, self.watch = PlateauTracker(cuts=self.guide.cuts), CollapseDetector()
 
     def next_epoch(self) -> None:
         self.epoch += 1

@@ -18,7 +18,7 @@ from atlas.attacks import engine, frozen
 from atlas.attacks.gradients import NotFinite
 from atlas.config import ConfigDict, differences, table_of
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import Interrupted, NumericError, UsageError, model_errors
 from atlas.files import write_atomic
 from atlas.methods import Method
@@ -30,7 +30,7 @@ from atlas.training.display import Display
 from atlas.training.log import Log, Record
 from atlas.training.precision import lowered, lowered_model, searched_model
 from atlas.training.settings import REGISTRIES, Training
-from atlas.training.train_state import Learner, Progress
+from atlas.training.train_state import Progress, TrainState
 from atlas.training.validated import Validated
 
 PROBE_EVERY = 50
@@ -59,14 +59,14 @@ class Trainer:
         log: Log,
         display: Display,
         requests: Requests,
-        ranks: Ranks = Ranks(),
+        ranks: ProcessGroup = ProcessGroup(),
     ) -> None:
         self.images, self.held_out = images, held_out
         self.base_method, self.threat, self.training = method, threat, training
         self.log, self.display, self.requests = log, display, requests
         self.ranks = ranks
         self.schedule = training.schedule
-        self.learner = Learner(model, method, training, ranks)
+        self.learner = TrainState(model, method, training, ranks)
         self.lowered = partial(lowered, training.precision, device=self.learner.device)
         self.answer = lowered_model(training.precision, self.learner.model, self.learner.device)
         self.still = [module for module in model.modules() if model.training and not module.training]
@@ -88,7 +88,7 @@ class Trainer:
         method: Method,
         threat: Threat,
         training: Training,
-        ranks: Ranks = Ranks(),
+        ranks: ProcessGroup = ProcessGroup(),
     ) -> Trainer:
         """A trainer on this batch alone, without files or display, whose steps are to be measured."""
         images = Images(batch.x.cpu(), batch.y.cpu(), classes)

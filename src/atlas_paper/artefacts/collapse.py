@@ -13,7 +13,7 @@ from atlas_paper import paper
 from atlas_paper.artefact import Artefact, Row
 from atlas_paper.comparison import TableRow, missing, title, trained_with
 from atlas_paper.results import Findings
-from atlas_paper.run_status import Course
+from atlas_paper.run_status import RunStatus
 
 STABLE, COLLAPSED = (
     {f"method.{weight}": float(paper.text(f"{which}_{weight}")) for weight in ("alpha", "beta")}
@@ -102,7 +102,7 @@ def draw(findings: Findings) -> Figure:
     return figure
 
 
-def _draw(panels: Any, course: Course) -> None:
+def _draw(panels: Any, course: RunStatus) -> None:
     last = course.epochs[-1]
     a_step = (last["epoch"] + 1) / last["step"]
     probes = [record for record in course.records if record["kind"] == "probe"]

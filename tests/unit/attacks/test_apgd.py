@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import APGD, Fresh, TargetedAPGD, engine
+from atlas.attacks import APGD, NewAttempts, TargetedAPGD, engine
 from atlas.attacks.apgd import APGDState, AutoPGD, check_windows
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -25,10 +25,10 @@ def net(classes: int = 5) -> nn.Module:
     return nn.Sequential(*layers).double().requires_grad_(False)
 
 
-def fresh(model: nn.Module, attempt: int = 0, seed: int = 0) -> Fresh:
+def fresh(model: nn.Module, attempt: int = 0, seed: int = 0) -> NewAttempts:
     x = torch.rand(COUNT, 3, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     y = model(x).argmax(1)
-    return Fresh(x, y, Rng.lanes(seed, torch.arange(COUNT)), torch.full_like(y, attempt), model(x))
+    return NewAttempts(x, y, Rng.lanes(seed, torch.arange(COUNT)), torch.full_like(y, attempt), model(x))
 
 
 def run(attack: AutoPGD, model: nn.Module, state: APGDState, threat: Threat, steps: int) -> APGDState:
@@ -142,7 +142,7 @@ def test_targets_are_the_likeliest_wrong_classes_each_with_its_restarts() -> Non
     x = torch.zeros(3, 1, 2, 2)
     rows = [
         attack.start(
-            net(), Fresh(x, y, Rng.batch(3), torch.full_like(y, k), logits), Linf(0.1)
+            net(), NewAttempts(x, y, Rng.batch(3), torch.full_like(y, k), logits), Linf(0.1)
         ).target.tolist()
         for k in range(6)
     ]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, TargetedFAB, engine
+from atlas.attacks import NewAttempts, TargetedFAB, engine
 from atlas.errors import UsageError
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -32,8 +32,8 @@ def images(count: int, seed: int = 1) -> Tensor:
     return torch.tensor(np.clip(pixels, 0, 1))
 
 
-def fresh(x: Tensor, y: Tensor, attempt: int = 0, seed: int = 0) -> Fresh:
-    return Fresh(x, y, Rng.batch(len(x), seed=seed), torch.full_like(y, attempt))
+def fresh(x: Tensor, y: Tensor, attempt: int = 0, seed: int = 0) -> NewAttempts:
+    return NewAttempts(x, y, Rng.batch(len(x), seed=seed), torch.full_like(y, attempt))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_targets_are_the_likeliest_wrong_classes() -> None:
     x, y = images(2), torch.tensor([1, 3])
     attack, found = TargetedFAB(targets=2, restarts=2), []
     for attempt in range(4):
-        begin = Fresh(x, y, Rng.batch(2), torch.full_like(y, attempt), logits)
+        begin = NewAttempts(x, y, Rng.batch(2), torch.full_like(y, attempt), logits)
         found.append(attack.start(net(), begin, Linf(0.1)).target.tolist())
     assert found == [[3, 0], [0, 1], [3, 0], [0, 1]]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import PGD, Attack, Square, TargetedFAB
-from atlas.attacks.engine import ask
+from atlas.attacks.engine import predict
 from atlas.attacks.model_variants import FoldedConv, averaged, frozen, searched
 from atlas.errors import UsageError
 from atlas.models import build
@@ -189,5 +189,5 @@ def test_verdicts_and_attacks_that_need_it_have_full_float32(
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        ask(fail, x, 2)
+        predict(fail, x, 2)
     assert precisions() == before

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Fresh, Model, Outcome, Step, engine
+from atlas.attacks import FGSM, PGD, Model, NewAttempts, Outcome, Step, engine
 from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED
 from atlas.attacks.engine import run
 from atlas.attacks.pgd import ClimbState
@@ -220,8 +220,8 @@ def test_what_was_tried_outside_the_ball_is_judged_inside(boundary: float, verdi
     assert found.queries.item() == 3
 
 
-def fresh(x: Tensor, y: Tensor, rng: Rng) -> Fresh:
-    return Fresh(x, y, rng, torch.zeros_like(y))
+def fresh(x: Tensor, y: Tensor, rng: Rng) -> NewAttempts:
+    return NewAttempts(x, y, rng, torch.zeros_like(y))
 
 
 def one(x: float) -> tuple[Tensor, Tensor]:
@@ -325,7 +325,7 @@ class Recorded(PGD):
     started: ClassVar[list[int]] = []
     advanced: ClassVar[list[int]] = []
 
-    def start(self, model: Model, fresh: Fresh, threat: Threat) -> ClimbState:
+    def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> ClimbState:
         self.started.append(len(fresh.x))
         return super().start(model, fresh, threat)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, Model, MultiTargeted, Untargeted, engine
+from atlas.attacks import Model, MultiTargeted, NewAttempts, Untargeted, engine
 from atlas.attacks.attack_log import CLEAN, SURVIVED
 from atlas.attacks.margin import Margin
 from atlas.errors import UsageError
@@ -113,7 +113,7 @@ def test_multi_t_takes_every_wrong_class_once_a_round_the_best_first() -> None:
     assert attack.attempts(CLASSES) == 2 * (CLASSES - 1)
     targets = []
     for attempt in range(attack.attempts(CLASSES)):
-        fresh = Fresh(x, y, STREAMS, torch.full_like(y, attempt))
+        fresh = NewAttempts(x, y, STREAMS, torch.full_like(y, attempt))
         target = attack.start(model, fresh, Linf(0.1)).target
         assert target is not None
         targets.append(target.tolist())

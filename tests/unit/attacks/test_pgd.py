@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import FGSM, PGD, Fresh, engine, pgd
+from atlas.attacks import FGSM, PGD, NewAttempts, engine, pgd
 from atlas.attacks.model_variants import averaged
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -33,8 +33,8 @@ def images(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     return x, torch.randint(4, (COUNT,), generator=generator)
 
 
-def fresh(x: Tensor, y: Tensor, rng: Rng) -> Fresh:
-    return Fresh(x, y, rng, torch.zeros_like(y))
+def fresh(x: Tensor, y: Tensor, rng: Rng) -> NewAttempts:
+    return NewAttempts(x, y, rng, torch.zeros_like(y))
 
 
 def iterates(attack: PGD, model: nn.Module, x: Tensor, y: Tensor, threat: Threat, rng: Rng) -> list[Tensor]:

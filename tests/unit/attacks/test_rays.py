@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, RayS, engine
+from atlas.attacks import NewAttempts, RayS, engine
 from atlas.attacks.attack_log import CLEAN, SURVIVED
 from atlas.attacks.rays import distance_curve
 from atlas.data import load
@@ -92,7 +92,7 @@ def asked(model: nn.Module, i: int) -> tuple[Array, Array]:
 
 def test_query_for_query_as_a_plain_loop() -> None:
     (x, y), model, attack = images(), net(), RayS(QUERIES)
-    state = attack.start(model, Fresh(x, y, Rng.batch(COUNT), torch.zeros_like(y)), Linf(0.3))
+    state = attack.start(model, NewAttempts(x, y, Rng.batch(COUNT), torch.zeros_like(y)), Linf(0.3))
     seen, mixed = [], 0
     for _ in range(QUERIES):
         state, x_tried, _ = attack.advance(model, state, Linf(0.3))

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from atlas.attacks import Fresh, Square, engine
+from atlas.attacks import NewAttempts, Square, engine
 from atlas.attacks.square import SquareState, Windows, sides_of
 from atlas.errors import UsageError
 from atlas.objectives import margin
@@ -36,9 +36,9 @@ def grey(count: int, shape: tuple[int, ...] = GREY) -> Tensor:
     return torch.full((count, *shape), 0.5, dtype=torch.float64)
 
 
-def fresh(x: Tensor, seed: int = 0) -> Fresh:
+def fresh(x: Tensor, seed: int = 0) -> NewAttempts:
     y = torch.zeros(len(x), dtype=torch.int64)
-    return Fresh(x, y, Rng.batch(len(x), seed=seed), y)
+    return NewAttempts(x, y, Rng.batch(len(x), seed=seed), y)
 
 
 def started(x: Tensor, threat: Threat, steps: Tensor | None = None, seed: int = 0) -> SquareState:

@@ -31,10 +31,10 @@ def images() -> Images:
 def surrogate(scale: float) -> Callable[[Tensor], Tensor]:
     """A function, and one of the same name whatever the scale."""
 
-    def ask(x: Tensor) -> Tensor:
+    def predict(x: Tensor) -> Tensor:
         return net()(scale * x)  # type: ignore[no-any-return]
 
-    return ask
+    return predict
 
 
 def black_box(*models: Callable[[Tensor], Tensor]) -> dict[str, Any]:

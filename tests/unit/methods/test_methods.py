@@ -75,8 +75,10 @@ def test_what_each_trains_on_by_default() -> None:
     assert Natural().attack is None
     assert Jac().attack is None
     assert Adv().attack == Atlas(0.1, 0.1).attack == Trades().attack == TradesJac().attack == FGSM()
-    assert FGSM().toward("kl") == FGSM(objective="kl")
-    assert FGSM(objective="margin").toward("kl") == FGSM(objective="margin"), "what one asks for stays"
+    assert FGSM().with_default_objective("kl") == FGSM(objective="kl")
+    assert FGSM(objective="margin").with_default_objective("kl") == FGSM(objective="margin"), (
+        "what one asks for stays"
+    )
     assert (Adv.objective, Atlas.objective, Trades.objective, TradesJac.objective) == ("ce", "ce", "kl", "kl")
 
 

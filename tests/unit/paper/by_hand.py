@@ -10,7 +10,7 @@ from atlas.evaluation import AttackResult, Report
 from atlas_paper.artefact import Row
 from atlas_paper.request import Run
 from atlas_paper.results import Exam, Subject
-from atlas_paper.run_status import Course
+from atlas_paper.run_status import RunStatus
 
 CLEAN, SURVIVED = -1, -2
 
@@ -35,5 +35,5 @@ def exam(
 
 def subject(exams: dict[str, Exam], usual: int | None = None, expected: int | None = None) -> Subject:
     run = Run("mnist-small-adv-1", {}, 0)
-    course = Course(run, "finished", None, (), 0.0)
+    course = RunStatus(run, "finished", None, (), 0.0)
     return Subject(Row("mnist", "adv-1"), course, exams, expected or len(exams), usual)

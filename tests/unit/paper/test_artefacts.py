@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from atlas_paper import paper
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.request import Order
+from atlas_paper.request import Request
 
 Smoke = Callable[..., dict[str, Any]]
 WHENCE = {"k", "n", "seed", "config_hash", "train", "train_commit", "train_seconds", "network"}
@@ -165,7 +165,7 @@ def test_an_artefact_that_is_there_is_not_made_again(smoke: Smoke, workspace: Pa
 
 def test_artefacts_share_runs(tmp_path: Path) -> None:
     """The rows of the ablation are those of Table 1 and of the sweeps, wherever the settings are."""
-    orders = {name: Order(artefact, "cpu", tmp_path) for name, artefact in ARTEFACTS.items()}
+    orders = {name: Request(artefact, "cpu", tmp_path) for name, artefact in ARTEFACTS.items()}
     ours = {name: {row.key: o.run(row, 0).hash for row in o.rows} for name, o in orders.items()}
     table, ablation = ours["table1-cifar10"], ours["ablation-cifar10"]
     assert {k: table[k] for k in ("adv-1", "trades-1", "atlas-1")}.items() <= ablation.items()

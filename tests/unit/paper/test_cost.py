@@ -9,7 +9,7 @@ import pytest
 
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.cost import A_RUN, AN_EVALUATION, Costs, Probe
-from atlas_paper.request import Order
+from atlas_paper.request import Request
 
 FORWARD, GRADIENT, STEP, HALF = 1.0, 3.0, 10.0, 0.5
 
@@ -23,7 +23,7 @@ class Known(Probe):
 
 
 def costs_of(folder: Path, **options: str) -> Costs:
-    order = Order(ARTEFACTS["table1-mnist"], "cpu", folder, **options)  # type: ignore[arg-type]
+    order = Request(ARTEFACTS["table1-mnist"], "cpu", folder, **options)  # type: ignore[arg-type]
     return Costs(order, Known(folder / "probe.json"))
 
 
@@ -80,7 +80,7 @@ def test_the_whole_is_the_sum_with_the_surrogate_once(costs: Costs) -> None:
 
 
 def test_a_probe_measures_once_and_remembers(tmp_path: Path) -> None:
-    order = Order(ARTEFACTS["five-step-adv"], "smoke", tmp_path)
+    order = Request(ARTEFACTS["five-step-adv"], "smoke", tmp_path)
     said: list[str] = []
     config = order.run(order.rows[1], 0).config
     first = Probe(tmp_path / "probe.json", "cpu", said.append)

@@ -19,10 +19,10 @@ from atlas_paper.artefacts import ARTEFACTS, loss_curves
 from atlas_paper.artefacts import collapse as app_e
 from atlas_paper.artefacts.loss_curves import Line
 from atlas_paper.comparison import notes, side_by_side, title
-from atlas_paper.request import Order
+from atlas_paper.request import Request
 from atlas_paper.results import Exam, Findings, Subject
-from atlas_paper.run_status import Course
-from atlas_paper.runner import Lab
+from atlas_paper.run_status import RunStatus
+from atlas_paper.runner import Runner
 from atlas_paper.workspace import Workspace
 from tests.unit.paper.by_hand import exam
 
@@ -53,12 +53,12 @@ def findings(
     name: str, folder: Path, exams: Mapping[str, Mapping[str, Exam]], scale: Any = "cpu"
 ) -> Findings:
     """The artefact with these exams by row and column, and each row's training as above."""
-    order = Order(ARTEFACTS[name], scale, folder)
+    order = Request(ARTEFACTS[name], scale, folder)
     subjects = {
         row.key: (
             Subject(
                 row,
-                Course(order.run(row, 0), "finished", None, _epochs(), 0.0),
+                RunStatus(order.run(row, 0), "finished", None, _epochs(), 0.0),
                 exams.get(row.key, {}),
                 len(order.columns(row)),
                 order.setting(row.task).n(""),
@@ -66,7 +66,7 @@ def findings(
         )
         for row in order.rows
     }
-    return Findings(order, subjects, Lab(Workspace(folder)))
+    return Findings(order, subjects, Runner(Workspace(folder)))
 
 
 def _epochs() -> tuple[dict[str, Any], ...]:

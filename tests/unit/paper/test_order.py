@@ -15,14 +15,14 @@ from atlas.presets import load_preset
 from atlas.training import RunConfig
 from atlas_paper.artefact import Row
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.request import Order, Run, meaning
+from atlas_paper.request import Request, Run, canonical_hash
 
 MNIST_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-20", "trades-20", "atlas-20")
 CIFAR_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-10", "trades-10", "atlas-10")
 
 
-def order(name: str, scale: str = "cpu", **options: object) -> Order:
-    return Order(ARTEFACTS[name], scale, Path("made-up"), **options)  # type: ignore[arg-type]
+def order(name: str, scale: str = "cpu", **options: object) -> Request:
+    return Request(ARTEFACTS[name], scale, Path("made-up"), **options)  # type: ignore[arg-type]
 
 
 def preset_hash(name: str, seed: int = 0) -> str:
@@ -126,10 +126,12 @@ def test_an_objective_in_words_is_the_same_run() -> None:
         run = Run(name, {}, 0)
         spelled = Run(name, {"method.attack.objective": objective}, 0)
         assert spelled.hash != run.hash
-        assert meaning(spelled.config) == meaning(run.config)
+        assert canonical_hash(spelled.config) == canonical_hash(run.config)
         other = Run(name, {"method.attack.objective": "margin"}, 0)
-        assert meaning(other.config) != meaning(run.config)
-    assert meaning(Run("mnist-small-jac", {}, 0).config) != meaning(Run("mnist-small-jac", {}, 1).config)
+        assert canonical_hash(other.config) != canonical_hash(run.config)
+    assert canonical_hash(Run("mnist-small-jac", {}, 0).config) != canonical_hash(
+        Run("mnist-small-jac", {}, 1).config
+    )
 
 
 def test_rows_by_key_and_pattern() -> None:

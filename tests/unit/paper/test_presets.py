@@ -110,8 +110,12 @@ def test_row(name: str) -> None:
     config = RunConfig.of(load_preset(name)[1])
     training = config.training
     attack = config.method.attack
-    made = replace(config.method, attack=attack.toward(config.method.objective)) if attack else config.method
-    asked = replace(method, attack=method.attack.toward("ce")) if method.attack else method
+    made = (
+        replace(config.method, attack=attack.with_default_objective(config.method.objective))
+        if attack
+        else config.method
+    )
+    asked = replace(method, attack=method.attack.with_default_objective("ce")) if method.attack else method
     assert made == asked
     assert (config.data, config.model, config.threat) == (task.data, task.model, Linf(task.eps))
     assert (training.optimizer.kind, training.optimizer.lr) == ("sgd", task.lr)

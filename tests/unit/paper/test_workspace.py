@@ -24,8 +24,8 @@ from atlas_paper import cost
 from atlas_paper import workspace as place_of_work
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.cost import Timings
-from atlas_paper.request import Order, Run
-from atlas_paper.runner import Lab
+from atlas_paper.request import Request, Run
+from atlas_paper.runner import Runner
 from atlas_paper.workspace import Workspace, in_use
 
 Atlas = Callable[..., int]
@@ -52,8 +52,8 @@ def copy(made: Path, tmp_path: Path) -> Path:
     return place
 
 
-def order(workspace: Path, **options: Any) -> Order:
-    return Order(ARTEFACTS[NAME], "smoke", workspace / "data", **options)
+def order(workspace: Path, **options: Any) -> Request:
+    return Request(ARTEFACTS[NAME], "smoke", workspace / "data", **options)
 
 
 def folder(workspace: Path, made: Path, key: str) -> Path:
@@ -248,7 +248,7 @@ def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp
     folder.state.replace(folder.previous)
     before = snapshot(folder.path)
     assert mine.unfinished(run) == folder.path
-    assert mine.brought(run) == folder.path
+    assert mine.copy_into_workspace(run) == folder.path
     assert snapshot(folder.path) == before
 
 
@@ -260,8 +260,8 @@ def test_a_copy_that_was_cut_off_is_no_run_and_one_in_use_is_not_replaced(made: 
     mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
     assert mine.unfinished(run) == other
     with locked(place), pytest.raises(LockError, match="trained by another process"):
-        mine.brought(run)
-    assert snapshot(mine.brought(run)).keys() >= {"state.safetensors", "config.json"}
+        mine.copy_into_workspace(run)
+    assert snapshot(mine.copy_into_workspace(run)).keys() >= {"state.safetensors", "config.json"}
     assert not list(place.parent.glob(".*"))
 
 
@@ -281,18 +281,18 @@ def test_a_damaged_evaluation_is_made_again(
 def test_a_surrogate_that_cannot_be_had_keeps_no_other_attack_back(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Order(ARTEFACTS["table1-cifar10"], "smoke", made / "data", only=("adv-1",))
+    asked = Request(ARTEFACTS["table1-cifar10"], "smoke", made / "data", only=("adv-1",))
     surrogate, (row,) = asked.surrogate("cifar10"), asked.rows
     attacked, said = [], []
-    lab = Lab(Workspace(made), say=said.append, progress=False)
+    lab = Runner(Workspace(made), say=said.append, progress=False)
 
-    def trained(self: Lab, order: Order, run: Run, what: str) -> Path:
+    def trained(self: Runner, order: Request, run: Run, what: str) -> Path:
         if run == surrogate:
             raise LockError("the surrogate is being trained by another process")
         return made
 
-    monkeypatch.setattr(Lab, "trained", trained)
-    monkeypatch.setattr(Lab, "_examine", lambda *args: attacked.append(args[-1].label))
+    monkeypatch.setattr(Runner, "trained", trained)
+    monkeypatch.setattr(Runner, "_examine", lambda *args: attacked.append(args[-1].label))
     monkeypatch.setattr(Timings, "measure", lambda *args: None)
     lab.work(asked)
     wanted = [column.label for column in asked.columns(row)]
@@ -306,7 +306,7 @@ def test_times_that_two_processes_measure_are_both_kept(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [order(made).run(row, 0) for row in ARTEFACTS[NAME].rows[:2]]
-    images = Lab(Workspace(made)).test_images(runs[0].config.data)
+    images = Runner(Workspace(made)).test_images(runs[0].config.data)
     one, other = (Timings(tmp_path / "timings.json", "cpu") for _ in range(2))
 
     def slowly(*args: object) -> float:

@@ -14,7 +14,7 @@ import atlas
 from atlas import models
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
-from atlas.distributed.process_group import Ranks
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import ModelError, UsageError
 from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
@@ -22,7 +22,7 @@ from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
 from atlas.training.precision import Precision, fastest, lowered, lowered_model, puts_channels_last
 from atlas.training.settings import REGISTRIES
-from atlas.training.train_state import Learner
+from atlas.training.train_state import TrainState
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(
@@ -177,7 +177,7 @@ def test_auto_leaves_the_second_derivative_of_batchnorm_in_the_order_in_which_it
     model = models.build(name, shape=(3, 8, 8))
     assert puts_channels_last("auto", model, method) is last
     assert puts_channels_last(True, model, method) is True
-    learner = Learner(model, method, replace(SHORT, channels_last="auto"), Ranks())
+    learner = TrainState(model, method, replace(SHORT, channels_last="auto"), ProcessGroup())
     assert learner.channels_last is last
 
 

@@ -16,13 +16,13 @@ import atlas
 from atlas import data, models
 from atlas.attacks import PGD, Model
 from atlas.data import Batch, Images
-from atlas.distributed.process_group import Team
+from atlas.distributed.process_group import TorchProcessGroup
 from atlas.errors import Interrupted, UsageError
 from atlas.methods import METHODS, Adv, Method, Natural, Terms
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.signals import Requests, caught_signals
-from atlas.training import Optimizer, Ranks, Schedule, Training, Validation, fit
+from atlas.training import Optimizer, ProcessGroup, Schedule, Training, Validation, fit
 from atlas.training.display import Display
 from atlas.training.log import Log
 from atlas.training.trainer import Trainer
@@ -49,7 +49,7 @@ def images(n: int = 13, dtype: torch.dtype = torch.float32) -> Images:
 @pytest.mark.parametrize("size", range(2, 9))
 def test_shares_make_up_the_batch_in_its_order(size: int) -> None:
     for count in range(1, 40):
-        shares = [Team(rank, size).share(count) for rank in range(size)]
+        shares = [TorchProcessGroup(rank, size).share(count) for rank in range(size)]
         busy = [share for share in shares if share.weight]
         assert [i for share in busy for i in range(count)[share.part]] == list(range(count))
         lengths = [len(range(count)[share.part]) for share in shares]
@@ -67,7 +67,7 @@ def test_batches_too_small_to_share_are_refused_before_anything_is_written(tmp_p
             threat=THREAT,
             training=TRAINING,
             folder=tmp_path / "run",
-            ranks=Team(0, 7),
+            ranks=TorchProcessGroup(0, 7),
         )
     assert not list(tmp_path.iterdir())
 
@@ -75,7 +75,7 @@ def test_batches_too_small_to_share_are_refused_before_anything_is_written(tmp_p
 # --- what real processes do ---
 
 
-def write_all(ranks: Ranks, folder: Path) -> None:
+def write_all(ranks: ProcessGroup, folder: Path) -> None:
     """All that the tests look at, in one start."""
     write_steps(ranks, folder)
     write_seen(ranks, folder)
@@ -150,7 +150,7 @@ CASES: dict[str, tuple[Method, Callable[[], nn.Module]]] = {
 }
 
 
-def trainer(model: nn.Module, method: Method, ranks: Ranks, training: Training = TRAINING) -> Trainer:
+def trainer(model: nn.Module, method: Method, ranks: ProcessGroup, training: Training = TRAINING) -> Trainer:
     display = Display("", 1, shown=False)
     return Trainer(
         model, images(), images(9), method, THREAT, training, Log(None), display, Requests(), ranks
@@ -162,7 +162,7 @@ def batch() -> Batch:
     return Batch(every.ids, every.x.double(), every.y)
 
 
-def tensors_after_a_step(model: nn.Module, method: Method, ranks: Ranks) -> dict[str, Tensor]:
+def tensors_after_a_step(model: nn.Module, method: Method, ranks: ProcessGroup) -> dict[str, Tensor]:
     it = trainer(model.double(), method, ranks)
     it.step(batch())
     gradients = {f"gradient {k}": p.grad for k, p in model.named_parameters() if p.grad is not None}
@@ -170,7 +170,7 @@ def tensors_after_a_step(model: nn.Module, method: Method, ranks: Ranks) -> dict
     return gradients | dict(model.state_dict()) | numbers | {"jacobian": torch.tensor(it.at.jacobian)}
 
 
-def write_steps(ranks: Ranks, folder: Path) -> None:
+def write_steps(ranks: ProcessGroup, folder: Path) -> None:
     for name, (method, make) in CASES.items():
         save_file(tensors_after_a_step(make(), method, ranks), folder / f"{name} {ranks.rank}")
 
@@ -180,7 +180,7 @@ def expected(method: Method, make: Callable[[], nn.Module], size: int) -> tuple[
     whole, (ids, x, y) = make().double(), batch()
     buffers: dict[str, Tensor] = {}
     for rank in range(size):
-        part, weight = Team(rank, size).share(len(y))
+        part, weight = TorchProcessGroup(rank, size).share(len(y))
         model = make().double()
         rng = Rng.lanes(0, ids[part]).fold("train", 0)
         x_adv = method.craft(model, x[part], y[part], THREAT, rng.fold("attack"))
@@ -214,7 +214,7 @@ def test_gradients_and_statistics_are_the_means_over_the_shares(name: str, team:
 def test_a_step_is_that_of_one_process(name: str, team: tuple[int, Path]) -> None:
     method, make = CASES[name]
     got = load_file(team[1] / f"{name} 0")
-    alone = tensors_after_a_step(make(), method, Ranks())
+    alone = tensors_after_a_step(make(), method, ProcessGroup())
     assert set(got) == set(alone)
     for k, tensor in alone.items():
         log = k in ("loss", "gradient", "ce", "jac", "kl", "train_adv", "train_clean", "jacobian")
@@ -250,7 +250,7 @@ class Spy(Adv):
         return super().terms(model, x, x_adv, y, rng)
 
 
-def seen_in_an_epoch(ranks: Ranks) -> list[dict[str, Tensor]]:
+def seen_in_an_epoch(ranks: ProcessGroup) -> list[dict[str, Tensor]]:
     method = Spy()
     object.__setattr__(method, "seen", [])
     training = Training(batch_size=10, augment="pad-crop-flip", schedule=FLAT)
@@ -258,12 +258,12 @@ def seen_in_an_epoch(ranks: Ranks) -> list[dict[str, Tensor]]:
     return method.seen
 
 
-def write_seen(ranks: Ranks, folder: Path) -> None:
+def write_seen(ranks: ProcessGroup, folder: Path) -> None:
     for number, seen in enumerate(seen_in_an_epoch(ranks)):
         save_file(seen, folder / f"{number} {ranks.rank}")
 
 
-def write_agreements(ranks: Ranks, folder: Path) -> None:
+def write_agreements(ranks: ProcessGroup, folder: Path) -> None:
     torch.manual_seed(0)
     constant = nn.BatchNorm2d(64)
     constant.running_mean = torch.rand(64)
@@ -295,10 +295,10 @@ def write_agreements(ranks: Ranks, folder: Path) -> None:
 
 def test_images_their_order_and_their_random_numbers_are_those_of_one_process(team: tuple[int, Path]) -> None:
     size, folder = team
-    alone = seen_in_an_epoch(Ranks())
+    alone = seen_in_an_epoch(ProcessGroup())
     assert [len(seen["y"]) for seen in alone] == [10, 3]
     for number, whole in enumerate(alone):
-        busy = [rank for rank in range(size) if Team(rank, size).share(len(whole["y"])).weight]
+        busy = [rank for rank in range(size) if TorchProcessGroup(rank, size).share(len(whole["y"])).weight]
         parts = [load_file(folder / f"{number} {rank}") for rank in busy]
         for k, tensor in whole.items():
             assert torch.equal(torch.cat([part[k] for part in parts]), tensor), (number, k)
@@ -307,7 +307,7 @@ def test_images_their_order_and_their_random_numbers_are_those_of_one_process(te
 def test_ranks_agree(team: tuple[int, Path]) -> None:
     size, folder = team
     found = [load_file(folder / f"agreed {rank}") for rank in range(size)]
-    accuracies = trainer(plain(), Adv(), Ranks()).validate()
+    accuracies = trainer(plain(), Adv(), ProcessGroup()).validate()
     for mine in found:
         assert mine["kept"], "a constant must not drift by rounding"
         assert mine["accuracies"].tolist() == [accuracies.right_clean, accuracies.right_robust]
@@ -327,7 +327,7 @@ def test_dropout_draws_by_rank_and_step(team: tuple[int, Path]) -> None:
     assert len({tuple(mine[0].tolist()) for mine in drawn}) == size
 
 
-class Late(Ranks):
+class Late(ProcessGroup):
     """A signal comes in while the ranks agree that there is none."""
 
     def agree(self, signal: int | None) -> int | None:
@@ -359,13 +359,13 @@ def mini() -> Images:
     return data.load("mnist-mini").subset(range(1200))
 
 
-def mini_run(ranks: Ranks, seed: int = 0) -> atlas.training.Result:
+def mini_run(ranks: ProcessGroup, seed: int = 0) -> atlas.training.Result:
     training = Training(**{**vars(MINI), "seed": seed})
     model = models.build("cnn-small", seed=seed + ranks.rank)  # the first rank's counts
     return fit(model, mini(), Adv(), threat=atlas.Linf(0.1), training=training, progress=False, ranks=ranks)
 
 
-def write_run(ranks: Ranks, folder: Path) -> None:
+def write_run(ranks: ProcessGroup, folder: Path) -> None:
     result = mini_run(ranks)
     numbers = [[r["loss"], r["val_clean"], r["val_robust"], r["jacobian"]] for r in result.epochs]
     save_file({**result.model.state_dict(), "numbers": torch.tensor(numbers)}, folder / f"run {ranks.rank}")
@@ -375,7 +375,7 @@ def write_run(ranks: Ranks, folder: Path) -> None:
 def test_three_epochs_end_within_seed_noise_of_one_process(team: tuple[int, Path]) -> None:
     first, second = (load_file(team[1] / f"run {rank}") for rank in range(2))
     assert all(torch.equal(first[k], second[k]) for k in first)
-    alone = [mini_run(Ranks(), seed).epochs for seed in range(3)]
+    alone = [mini_run(ProcessGroup(), seed).epochs for seed in range(3)]
     loss, clean, robust, jacobian = first["numbers"].T.tolist()
     assert loss[0] == pytest.approx(alone[0][0]["loss"], rel=1e-3), "the same run but for rounding"
     assert jacobian == pytest.approx([r["jacobian"] for r in alone[0]], rel=0.05)

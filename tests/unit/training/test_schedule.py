@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from atlas.errors import UsageError
-from atlas.training.schedule import Guide, Schedule
+from atlas.training.schedule import PlateauTracker, Schedule
 
 thorough = settings(deadline=None, derandomize=True, max_examples=200)
 # Few different values, so that ties and long plateaus are common.
@@ -22,7 +22,7 @@ GUIDED = Schedule(kind="guided", epochs=1000, ramp_epochs=0)
 
 def follow(schedule: Schedule, values: list[float], first: int = 0) -> list[tuple[int, str | None]]:
     """(cuts, why it ended) after each epoch."""
-    guide, seen = Guide(), []
+    guide, seen = PlateauTracker(), []
     for epoch, value in enumerate(values, first):
         guide.update(epoch, value, schedule)
         seen.append((guide.cuts, guide.finished(epoch, schedule)))
@@ -41,7 +41,7 @@ def test_cuts_are_torchs_reduce_on_plateau(values: list[float], patience: int, f
         optimizer, mode="max", patience=patience - 1, threshold=0, factor=factor, eps=0.0
     )
     schedule = Schedule(epochs=1000, ramp_epochs=0, plateau=patience, patience=1000, factor=factor)
-    guide = Guide()
+    guide = PlateauTracker()
     for epoch, value in enumerate(values):
         oracle.step(value)
         guide.update(epoch, value, schedule)
@@ -87,7 +87,7 @@ def test_the_papers_numbers() -> None:
 
 
 def test_an_equal_accuracy_is_no_gain_and_nan_never_the_best() -> None:
-    guide = Guide()
+    guide = PlateauTracker()
     assert guide.update(0, 0.5, GUIDED)
     assert not guide.update(1, 0.5, GUIDED)
     assert not guide.update(2, math.nan, GUIDED)
@@ -97,7 +97,7 @@ def test_an_equal_accuracy_is_no_gain_and_nan_never_the_best() -> None:
 
 
 def test_an_accuracy_of_0_can_be_the_first_best() -> None:
-    guide = Guide()
+    guide = PlateauTracker()
     assert guide.update(0, 0.0, GUIDED)
     assert guide.best_epoch == 0
 
@@ -184,6 +184,6 @@ def test_refused(wrong: dict[str, Any], words: str) -> None:
 
 def test_of_equal_epochs_one_at_the_full_eps_goes_before_one_of_the_ramp() -> None:
     """Validation may be at 100% from the start; the first epoch after the ramp stays, as among all others."""
-    guide, schedule = Guide(), Schedule(epochs=5, ramp_epochs=2)
+    guide, schedule = PlateauTracker(), Schedule(epochs=5, ramp_epochs=2)
     assert [guide.update(epoch, 1.0, schedule) for epoch in range(5)] == [True, False, True, False, False]
     assert (guide.best_epoch, guide.since_best) == (2, 3)

@@ -6,12 +6,12 @@ import math
 
 import pytest
 
-from atlas.training.schedule import FALL, JUMP, Watch
+from atlas.training.schedule import FALL, JUMP, CollapseDetector
 
 
 def said(*epochs: tuple[float, float]) -> list[bool]:
     """Whether each (robust accuracy, Jacobian) was announced as a collapse; 5,000 images, 90% clean."""
-    watch = Watch()
+    watch = CollapseDetector()
     return [watch.look(i, robust, 0.9, jac, 5000) is not None for i, (robust, jac) in enumerate(epochs)]
 
 
@@ -40,7 +40,7 @@ def test_a_fall_and_a_jump_together(robust: float, jacobian: float, collapse: bo
 
 
 def test_the_words_carry_the_numbers() -> None:
-    watch = Watch()
+    watch = CollapseDetector()
     watch.look(0, 0.8, 0.9, 10.0, 5000)
     words = watch.look(1, 0.25, 0.91, 375.0, 5000)
     assert words is not None
@@ -78,7 +78,7 @@ def test_the_first_epoch_is_never_a_collapse() -> None:
 @pytest.mark.parametrize(("n", "collapse"), [(30, False), (5000, True)])
 def test_a_fall_within_chance_is_none(n: int, collapse: bool) -> None:
     """20 points of 30 images are 1.6 standard errors."""
-    watch = Watch()
+    watch = CollapseDetector()
     watch.look(0, 0.6, 0.9, 10.0, n)
     assert (watch.look(1, 0.4, 0.9, 50.0, n) is not None) is collapse
 
@@ -88,6 +88,6 @@ def test_a_fall_within_chance_is_none(n: int, collapse: bool) -> None:
 )
 def test_a_model_that_got_worse_at_everything_has_not_collapsed(clean: float, collapse: bool) -> None:
     """Robust accuracy falls by 40 points, clean accuracy from 90%."""
-    watch = Watch()
+    watch = CollapseDetector()
     watch.look(0, 0.8, 0.9, 10.0, 5000)
     assert (watch.look(1, 0.4, clean, 50.0, 5000) is not None) is collapse
