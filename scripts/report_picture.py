@@ -35,7 +35,7 @@ def main() -> None:
         browser.open(page)
         keep(browser.picture(), DOCS / "report.png")
         browser.look(WIDTH, HEIGHT, dark=True)
-        browser.ask("document.querySelector('.charts').previousElementSibling.scrollIntoView()")
+        browser.evaluate("document.querySelector('.charts').previousElementSibling.scrollIntoView()")
         keep(browser.picture(), DOCS / "report-dark.png")
 
 

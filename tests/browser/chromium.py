@@ -110,7 +110,7 @@ class Chromium:
     def _happened(self, method: str) -> list[dict[str, Any]]:
         return [event["params"] for event in self.events if event["method"] == method]
 
-    def predict(self, script: str) -> Any:
+    def evaluate(self, script: str) -> Any:
         """The value of a JavaScript expression."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in answer:

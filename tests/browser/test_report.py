@@ -57,85 +57,85 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 def opened(browser: Chromium, report: Path) -> Chromium:
     browser.look(1100, 900)
     browser.open(report)
-    browser.ask("document.querySelector('[data-theme=auto]').click()")
+    browser.evaluate("document.querySelector('[data-theme=auto]').click()")
     return browser
 
 
 def test_it_opens_from_disk_and_asks_for_nothing(opened: Chromium, report: Path) -> None:
     assert opened.requests == [report.as_uri()]
     assert opened.complaints == []
-    assert opened.ask("document.readyState") == "complete"
-    assert opened.ask("document.compatMode") == "CSS1Compat"
+    assert opened.evaluate("document.readyState") == "complete"
+    assert opened.evaluate("document.compatMode") == "CSS1Compat"
 
 
 def test_the_policy_is_in_force(opened: Chromium) -> None:
     """What the page does not do, somebody else cannot make it do: so the test above can fail."""
-    opened.ask("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
-    opened.ask("window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})")
-    opened.ask("document.body.append(window.alien)")
-    assert opened.ask("typeof window.ran") == "undefined"
-    opened.ask("new Promise(done => setTimeout(done, 300))")
+    opened.evaluate("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
+    opened.evaluate("window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})")
+    opened.evaluate("document.body.append(window.alien)")
+    assert opened.evaluate("typeof window.ran") == "undefined"
+    opened.evaluate("new Promise(done => setTimeout(done, 300))")
     assert any("Content Security Policy" in text for text in opened.complaints)
 
 
 def test_text_from_folders_harms_nothing(opened: Chromium) -> None:
-    assert opened.ask("document.scripts.length") == 1
-    assert runs.NASTY in opened.ask("document.body.innerText")
-    labels = opened.ask(f"{HEADS}.map(b => b.textContent)")
+    assert opened.evaluate("document.scripts.length") == 1
+    assert runs.NASTY in opened.evaluate("document.body.innerText")
+    labels = opened.evaluate(f"{HEADS}.map(b => b.textContent)")
     assert runs.QUOTED in labels
     assert opened.complaints == []
 
 
 def test_every_image_is_shown(opened: Chromium) -> None:
-    widths = opened.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
-    attacked = opened.ask("document.querySelectorAll('.held, .fooled').length")
+    widths = opened.evaluate("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+    attacked = opened.evaluate("document.querySelectorAll('.held, .fooled').length")
     assert attacked >= 3
-    assert len(widths) == opened.ask("document.querySelectorAll('.exhibit').length") + 2 * attacked
+    assert len(widths) == opened.evaluate("document.querySelectorAll('.exhibit').length") + 2 * attacked
     assert min(widths) == 28
-    assert opened.ask("document.querySelectorAll('svg.chart').length") == 4
-    assert opened.ask("document.querySelector('path.collapse') !== null")
+    assert opened.evaluate("document.querySelectorAll('svg.chart').length") == 4
+    assert opened.evaluate("document.querySelector('path.collapse') !== null")
 
 
 def test_it_sorts_by_click(opened: Chromium) -> None:
-    last = opened.ask(f"{HEADS}.length") - 2  # the worst case
-    values = opened.ask(COLUMN.format(last))
-    opened.ask(f"{HEADS}[{last}].click()")
-    assert opened.ask(COLUMN.format(last)) == sorted(values, reverse=True)
-    assert opened.ask(SORTED)[last] == "descending"
-    opened.ask(f"{HEADS}[{last}].click()")
-    assert opened.ask(COLUMN.format(last)) == sorted(values)
-    assert opened.ask(SORTED).count("none") == len(opened.ask(SORTED)) - 1
+    last = opened.evaluate(f"{HEADS}.length") - 2  # the worst case
+    values = opened.evaluate(COLUMN.format(last))
+    opened.evaluate(f"{HEADS}[{last}].click()")
+    assert opened.evaluate(COLUMN.format(last)) == sorted(values, reverse=True)
+    assert opened.evaluate(SORTED)[last] == "descending"
+    opened.evaluate(f"{HEADS}[{last}].click()")
+    assert opened.evaluate(COLUMN.format(last)) == sorted(values)
+    assert opened.evaluate(SORTED).count("none") == len(opened.evaluate(SORTED)) - 1
 
 
 def test_it_sorts_by_keyboard(opened: Chromium) -> None:
-    opened.ask(f"{HEADS}[0].focus()")
+    opened.evaluate(f"{HEADS}[0].focus()")
     opened.press("Tab")
     opened.press("Enter")
-    assert opened.ask(SORTED)[1] == "descending"
-    values = opened.ask(COLUMN.format(1))
+    assert opened.evaluate(SORTED)[1] == "descending"
+    values = opened.evaluate(COLUMN.format(1))
     assert values == sorted(values, reverse=True)
 
 
 def test_the_theme_follows_the_system_and_a_switch(opened: Chromium) -> None:
-    light = opened.ask(PAPER)
+    light = opened.evaluate(PAPER)
     opened.look(1100, 900, dark=True)
-    dark = opened.ask(PAPER)
+    dark = opened.evaluate(PAPER)
     assert light != dark
-    opened.ask("document.querySelector('button[data-theme=light]').click()")
-    assert opened.ask(PAPER) == light
+    opened.evaluate("document.querySelector('button[data-theme=light]').click()")
+    assert opened.evaluate(PAPER) == light
     opened.look(1100, 900)
-    opened.ask("document.querySelector('button[data-theme=dark]').click()")
-    assert opened.ask(PAPER) == dark
+    opened.evaluate("document.querySelector('button[data-theme=dark]').click()")
+    assert opened.evaluate(PAPER) == dark
     pressed = "[...document.querySelectorAll('.themes button')].map(b => b.ariaPressed)"
-    assert opened.ask(pressed) == ["false", "false", "true"]
+    assert opened.evaluate(pressed) == ["false", "false", "true"]
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])
 def test_a_phone_has_nothing_beyond_its_edge(browser: Chromium, report: Path, width: int) -> None:
     browser.look(width, 700, phone=True)
     browser.open(report)
-    assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("document.documentElement.scrollHeight") > 2000
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate("document.documentElement.scrollHeight") > 2000
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_the_columns_of_a_wide_table_are_all_on_paper(browser: Chromium, wide: P
     """Letter paper has 816 pixels, of which some 740 are left between the margins."""
     browser.look(740, 1000, paper=True)
     browser.open(wide)
-    right = browser.ask(
+    right = browser.evaluate(
         "Math.max(...[...document.querySelectorAll('td')].map(c => c.getBoundingClientRect().right))"
     )
     browser.look(740, 1000)
@@ -165,8 +165,8 @@ def test_the_columns_of_a_wide_table_are_all_on_paper(browser: Chromium, wide: P
 def test_a_long_name_leaves_room_for_numbers_on_a_phone(browser: Chromium, wide: Path) -> None:
     browser.look(360, 700, phone=True)
     browser.open(wide)
-    assert browser.ask("document.querySelector('tbody th').offsetWidth") < 180
-    assert browser.ask("document.documentElement.scrollWidth") <= 360
+    assert browser.evaluate("document.querySelector('tbody th').offsetWidth") < 180
+    assert browser.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 @pytest.mark.parametrize("width", [390, 1400])
@@ -181,11 +181,11 @@ def test_the_page_of_an_evaluation_alone_fits_and_shows_its_images(
     browser.look(width, 900, phone=width == 390)
     browser.open(tmp_path / "page.html")
     assert browser.complaints == []
-    assert browser.ask("document.documentElement.scrollWidth") <= width
-    widths = browser.ask("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    widths = browser.evaluate("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
     classes = len(set(made.y[made.results["PGD-3"].fooled].tolist()))
     assert widths == [28] * 3 * classes
-    right = browser.ask("Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))")
+    right = browser.evaluate("Math.max(...[...document.images].map(i => i.getBoundingClientRect().right))")
     assert right <= width
 
 
@@ -204,15 +204,15 @@ def test_values_of_charts_unfold_for_paper_and_are_all_on_it(browser: Chromium, 
     browser.look(740, 1000, paper=True)
     browser.open(trained)
     opened = "[...document.querySelectorAll('details.values')].map(d => d.open)"
-    assert browser.ask(opened) == [False, False]
-    browser.ask("dispatchEvent(new Event('beforeprint'))")
-    assert browser.ask(opened) == [True, True]
-    right = browser.ask(
+    assert browser.evaluate(opened) == [False, False]
+    browser.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert browser.evaluate(opened) == [True, True]
+    right = browser.evaluate(
         "Math.max(...[...document.querySelectorAll('.values td')].map(c => c.getBoundingClientRect().right))"
     )
     assert 370 < right <= 740
-    browser.ask("dispatchEvent(new Event('afterprint'))")
-    assert browser.ask(opened) == [False, False]
+    browser.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert browser.evaluate(opened) == [False, False]
     browser.look(740, 1000)
 
 
@@ -220,13 +220,13 @@ def test_on_paper_only_what_announces_something_holds_on_to_it(browser: Chromium
     browser.look(740, 1000, paper=True)
     browser.open(report)
     after = "[...document.querySelectorAll('section > {}')].map(p => getComputedStyle(p).breakAfter)"
-    assert set(browser.ask(after.format(".caption"))) == {"avoid"}
+    assert set(browser.evaluate(after.format(".caption"))) == {"avoid"}
     folded = "[...document.querySelectorAll('details:not([open])')].map(d => d.offsetHeight)"
-    assert set(browser.ask(folded)) == {0}
-    assert set(browser.ask(after.format(".caption + .note"))) == {"avoid"}  # says of what a table is
-    assert set(browser.ask(after.format(":not(.caption) + .note"))) == {"auto"}
+    assert set(browser.evaluate(folded)) == {0}
+    assert set(browser.evaluate(after.format(".caption + .note"))) == {"avoid"}  # says of what a table is
+    assert set(browser.evaluate(after.format(":not(.caption) + .note"))) == {"auto"}
     inside = "[...document.querySelectorAll('.card, .exhibit')].map(c => c.getBoundingClientRect().right)"
-    assert max(browser.ask(inside)) <= 739  # at the very edge a border is cut
+    assert max(browser.evaluate(inside)) <= 739  # at the very edge a border is cut
     browser.look(740, 1000)
 
 
@@ -234,12 +234,12 @@ def test_fingers_and_small_screens(browser: Chromium, report: Path) -> None:
     """Buttons large enough to be hit, intervals below their numbers, names of the gallery not cut."""
     browser.look(320, 700, phone=True)
     browser.open(report)
-    sizes = browser.ask(f"{HEADS}.map(b => b.getBoundingClientRect()).map(r => Math.min(r.width, r.height))")
+    sizes = browser.evaluate(f"{HEADS}.map(b => b.getBoundingClientRect()).map(r => Math.min(r.width, r.height))")
     assert min(sizes) >= 44
     small = "[...document.querySelectorAll('.sortable td small')].map(s => getComputedStyle(s).display)"
-    assert set(browser.ask(small)) == {"block"}
+    assert set(browser.evaluate(small)) == {"block"}
     cut = "[...document.querySelectorAll('.who span')].filter(s => s.scrollWidth > s.clientWidth)"
-    assert browser.ask(f"{cut}.length") == 0
+    assert browser.evaluate(f"{cut}.length") == 0
 
 
 @pytest.mark.parametrize("dark", [False, True])
@@ -247,7 +247,7 @@ def test_numbers_on_every_shade_can_be_read(opened: Chromium, dark: bool) -> Non
     """A contrast of 4.5 to 1, of red as of green, as WCAG counts it."""
     opened.look(1100, 900, dark=dark)
     for kind in "de":
-        shades = opened.ask(
+        shades = opened.evaluate(
             "(() => { const cell = document.querySelector('.matrix tbody td');"
             f" return [...Array(11).keys()].map(k => {{ cell.className = '{kind} h' + k;"
             " const s = getComputedStyle(cell); return [s.color, s.backgroundColor]; }); })()"
