@@ -31,8 +31,8 @@ from atlas.attacks.suites import suite
 from atlas.cli.subject import named
 from atlas.config import number
 from atlas.errors import UsageError, choose
-from atlas.evaluation.course import Subject
 from atlas.evaluation.plan import Plan, build_attack, chosen_images
+from atlas.evaluation.run_attack import Subject
 from atlas.machine import machine
 from atlas.models.source import fingerprint
 from atlas.threat import Linf, eps_text

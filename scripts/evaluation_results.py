@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent

@@ -12,7 +12,7 @@ from typing import Any
 
 from atlas.evaluation import Report
 from atlas.evaluation.compare import compared
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent

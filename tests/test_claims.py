@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas.evaluation.compare import compared
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 from atlas_paper import paper
 from tests.published import ROOT
 

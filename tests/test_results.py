@@ -12,7 +12,7 @@ from atlas.attacks import Untargeted
 from atlas.config import fingerprint
 from atlas.demo import Row, markdown
 from atlas.evaluation import Score
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 from atlas.presets import load_preset
 from atlas.training import RunConfig
 from tests.published import ROOT, between, script

@@ -15,8 +15,7 @@ from atlas.data import Images
 from atlas.errors import CheckpointError, LockError, NumericError
 from atlas.evaluation import Report
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.folder import slug
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report, slug
 from atlas.evaluation.plan import Plan, build_attack, chosen_images
 from atlas.files import in_use
 from atlas.runs import RunFolder

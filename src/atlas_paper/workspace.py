@@ -22,7 +22,7 @@ from typing import Any
 from atlas import __version__
 from atlas.config import fingerprint
 from atlas.errors import AtlasError, CheckpointError, LockError
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import ORIGIN, in_use, write_atomic
 from atlas.runs import RunFolder
 from atlas.training import load_config

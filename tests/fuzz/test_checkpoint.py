@@ -14,7 +14,7 @@ from safetensors.torch import save
 from atlas import checkpoint
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import AtlasError, CheckpointError
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.models import build, source
 from atlas.models.weights import read_weights
 from atlas.runs import RunFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from atlas.evaluation.display import Display as EvaluationDisplay
+from atlas.evaluation.run_attack import Display as EvaluationDisplay
 from atlas.reports.quick_attack import Display as ReportDisplay
 from atlas.terminal import Terminal
 from atlas.training.display import Display as TrainingDisplay

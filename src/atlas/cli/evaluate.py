@@ -24,7 +24,7 @@ from atlas.errors import UsageError, choose
 from atlas.evaluation import Report, Shard
 from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 from atlas.evaluation.plan import chosen_images, planned
 from atlas.models.normalize import STANDARDS, Normalization
 from atlas.signals import leave_with_parent

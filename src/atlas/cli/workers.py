@@ -16,9 +16,9 @@ import typer
 from atlas.distributed.launch import ATLAS, Workers
 from atlas.errors import LostWorkerError
 from atlas.evaluation import Shard, merge
-from atlas.evaluation.display import Display
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
+from atlas.evaluation.run_attack import Display
 from atlas.files import locked
 from atlas.signals import caught_signals
 from atlas.training import connected

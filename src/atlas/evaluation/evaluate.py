@@ -19,13 +19,12 @@ from atlas.attacks.model_variants import arranged
 from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.errors import ModelError, UsageError, model_errors
-from atlas.evaluation.course import Subject, finish, interruptible
-from atlas.evaluation.display import Display
+from atlas.evaluation.evaluation_folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.flags import Flag, after, before, of_classes
-from atlas.evaluation.folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
+from atlas.evaluation.run_attack import Display, Subject, finish, interruptible
 from atlas.evaluation.shards import Shard
 from atlas.files import locked
 from atlas.models.code import own_code

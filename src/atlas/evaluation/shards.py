@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from atlas.errors import CheckpointError, UsageError
-from atlas.evaluation.folder import EvaluationFolder, slug
+from atlas.evaluation.evaluation_folder import EvaluationFolder, slug
 from atlas.files import locked
 
 

@@ -17,8 +17,7 @@ from atlas.checkpoint import load_tensors
 from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, UsageError
 from atlas.evaluation import Flag, Report
-from atlas.evaluation.folder import CONFIG, SUMMARY
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import CONFIG, SUMMARY, load_report
 from atlas.files import ORIGIN
 from atlas.methods import Method
 from atlas.models import source

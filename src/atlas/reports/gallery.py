@@ -15,7 +15,7 @@ from torch import Tensor
 from atlas.data import Images
 from atlas.errors import CheckpointError
 from atlas.evaluation import Report
-from atlas.evaluation.folder import EvaluationFolder, slug
+from atlas.evaluation.evaluation_folder import EvaluationFolder, slug
 from atlas.reports.quick_attack import SHOWN, Study
 from atlas.threat import L2, Linf, Threat
 

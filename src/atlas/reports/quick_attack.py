@@ -26,9 +26,9 @@ from atlas.config import check_counts, fingerprint
 from atlas.data import Images
 from atlas.errors import CheckpointError, DiskError
 from atlas.evaluation import Flag, Score
-from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import attack_table
 from atlas.evaluation.probes import probe
+from atlas.evaluation.run_attack import check_inputs
 from atlas.reports.collect import Run
 from atlas.rng import Rng
 from atlas.terminal import Terminal, share_bars

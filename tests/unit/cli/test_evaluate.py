@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from atlas.attacks import suites
 from atlas.cli.evaluate import told_apart
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.models import build
 from atlas.training.run import RunConfig, train
 from tests.unit.cli.command import atlas

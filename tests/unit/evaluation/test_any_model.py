@@ -16,7 +16,7 @@ import atlas
 from atlas.attacks import PGD, Square
 from atlas.errors import CheckpointError, ModelError, OutOfMemoryError, UsageError
 from atlas.evaluation import Shard
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import load_report
 
 X, Y = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
 ATTACKS = {"PGD": PGD(steps=4), "Square": Square(queries=5)}

@@ -12,8 +12,8 @@ from torch import Tensor
 from atlas.attacks import PGD
 from atlas.data import Images
 from atlas.evaluation import Report, Score, evaluate
+from atlas.evaluation.evaluation_folder import load_report
 from atlas.evaluation.flags import of_classes
-from atlas.evaluation.load import load_report
 from atlas.evaluation.probes import probe
 from atlas.threat import Linf
 

@@ -18,8 +18,7 @@ from atlas.data import Images
 from atlas.errors import CheckpointError, DamagedError, Interrupted
 from atlas.evaluation import evaluate
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.folder import EvaluationFolder
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import EvaluationFolder, load_report
 from atlas.evaluation.plan import Plan
 from tests.unit.evaluation.runs import ATTACKS, THREAT, columns, net, noise, of_older_version, run
 from tests.unit.evaluation.test_evaluate import stop_after

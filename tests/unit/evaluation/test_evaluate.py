@@ -18,10 +18,9 @@ from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED
 from atlas.checkpoint import load_tensors
 from atlas.data import Images
 from atlas.errors import Interrupted, LockError, UsageError
-from atlas.evaluation import Shard, course, evaluate, merge
+from atlas.evaluation import Shard, evaluate, merge, run_attack
 from atlas.evaluation.compare import compared
-from atlas.evaluation.folder import EvaluationFolder
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import EvaluationFolder, load_report
 from atlas.evaluation.results import SKIPPED
 from atlas.rng import Rng
 from atlas.threat import L2, Linf
@@ -127,7 +126,7 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: int = signal
             if count == steps:
                 signal.raise_signal(number)
 
-    monkeypatch.setattr(course, "Engine", Signalled)
+    monkeypatch.setattr(run_attack, "Engine", Signalled)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])
@@ -166,7 +165,7 @@ def test_killed_between_the_result_and_the_end_of_its_state_it_leaves_no_state(
 
 
 def test_it_saves_now_and_then(images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(course, "SAVE_SHARE", 1e9)
+    monkeypatch.setattr(run_attack, "SAVE_SHARE", 1e9)
     seen = list[int]()
     real = engine.Engine.step
 

@@ -18,7 +18,7 @@ from atlas.data import Images
 from atlas.errors import UsageError
 from atlas.evaluation import Shard, evaluate, merge
 from atlas.evaluation.compare import compared
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.threat import Linf
 from tests.unit.evaluation.runs import ATTACKS, COUNT, columns, net, noise, run
 

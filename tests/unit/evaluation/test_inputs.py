@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.errors import AtlasError, CheckpointError, DataError, UsageError
-from atlas.evaluation.inputs import check_inputs
+from atlas.evaluation.run_attack import check_inputs
 from atlas.threat import Linf
 
 X, Y = torch.rand(6, 1, 4, 4), torch.tensor([0, 1, 2, 0, 1, 2])

@@ -17,8 +17,7 @@ from atlas.errors import UsageError
 from atlas.evaluation import Report, Shard, merge
 from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.folder import EvaluationFolder
-from atlas.evaluation.load import load_report
+from atlas.evaluation.evaluation_folder import EvaluationFolder, load_report
 from atlas.evaluation.plan import Plan, attack_table
 from tests.unit.evaluation.runs import THREAT, columns, net, noise, of_older_version, run
 

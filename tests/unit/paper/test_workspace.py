@@ -15,7 +15,7 @@ import pytest
 
 from atlas.config import fingerprint
 from atlas.errors import LockError
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import locked
 from atlas.runs import RunFolder
 from atlas.training import train

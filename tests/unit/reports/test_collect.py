@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from atlas.errors import AtlasError, CheckpointError, DataError, UsageError
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.reports import page
 from atlas.reports.collect import Given, collect
 from atlas.reports.quick_attack import Settings

@@ -14,7 +14,7 @@ import torch
 from atlas import data
 from atlas.errors import CheckpointError, UsageError
 from atlas.evaluation import Report
-from atlas.evaluation.folder import EvaluationFolder
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.reports.collect import Given, collect
 from atlas.reports.gallery import kept_images
 from atlas.reports.write import kept

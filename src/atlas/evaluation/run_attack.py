@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,18 +12,20 @@ from torch import Tensor, nn
 from atlas.attacks import Attack, Model, Transfer
 from atlas.attacks.engine import Engine, predict
 from atlas.attacks.gradients import check_gradients
+from atlas.attacks.inputs import answer
 from atlas.attacks.model_variants import averaged, searched
 from atlas.data import Images
-from atlas.errors import Interrupted, is_out_of_memory
-from atlas.evaluation.display import Display
+from atlas.data.images import describe
+from atlas.errors import DataError, Interrupted, is_out_of_memory
+from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.evaluation.flags import Flag
-from atlas.evaluation.folder import EvaluationFolder
-from atlas.evaluation.inputs import check_inputs
 from atlas.evaluation.plan import Plan
 from atlas.evaluation.probes import POOL, changed
 from atlas.models.adapted import InDtype, own_dtype
 from atlas.rng import Rng
 from atlas.signals import Requests
+from atlas.terminal import Terminal, share_bars
+from atlas.threat import Threat, check_threat
 
 SAVE_SHARE = 0.05
 """Saving takes at most this share of the time: large states are saved less often."""
@@ -151,3 +154,77 @@ def finish(
     seconds = before + time.monotonic() - began
     display.end(engine, seconds)
     return seconds
+
+
+REFRESH_SECONDS = 0.2
+
+
+class Display:
+    """A bar for the attack at hand on a terminal; a line for each attack everywhere.
+
+    In the folder `watched` it leaves notes for who shows the bar of several processes.
+    """
+
+    def __init__(self, *, shown: bool, watched: EvaluationFolder | None = None) -> None:
+        self.console = Terminal(stderr=True, quiet=not shown)
+        self.bars = share_bars(self.console)
+        self.task = self.bars.add_task("", total=1.0, visible=False)
+        self.label, self.shown_at, self.watched = "", 0.0, watched
+
+    def begin(self, label: str) -> None:
+        self.label = label
+        self.bars.reset(self.task, description=label, completed=0, visible=True)
+
+    def show(self, engine: Engine) -> None:
+        """Where the attack is. Asking the engine costs a little, so not at every step."""
+        now = time.monotonic()
+        if now - self.shown_at < REFRESH_SECONDS:
+            return
+        self.shown_at = now
+        if self.watched:
+            self.watched.note_progress(self.label, engine.share_done, engine.robust, len(engine.y))
+        if not self.bars.disable:
+            self.update(engine.share_done, engine.robust, len(engine.y))
+
+    def update(self, share: float, robust: int, n: int) -> None:
+        text = f"{self.label}  {robust} of {n} still right"
+        self.bars.update(self.task, description=text, completed=share)
+
+    def end(self, engine: Engine, seconds: float) -> None:
+        self.bars.update(self.task, visible=False)
+        self.say(f"{self.label}: {engine.robust} of {len(engine.y)} images still right, {seconds:.0f} s")
+
+    def warn(self, text: str) -> None:
+        """What nobody must miss: as a Python warning where nothing is shown."""
+        if self.console.quiet:
+            warnings.warn(text, stacklevel=2)
+        self.say(text, style="bold red")
+
+    def say(self, text: str, style: str | None = None) -> None:
+        self.console.say(text, style)
+
+
+def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> None:
+    """Refuse images, labels, a model or a threat that no attack can work with.
+
+    x: floats in [0, 1], [N, C, H, W]; y: int64 [N], 0 .. classes - 1. The model is asked at two images, and
+    is as it was before. NaN in its outputs is not refused but flagged (`atlas.evaluation.probes`).
+    """
+    check_threat(threat)
+    for name, value in {"x": x, "y": y}.items():
+        if not isinstance(value, Tensor):
+            raise DataError(
+                f"{name}: got a {type(value).__name__}; wanted a tensor: as_images converts arrays"
+            )
+    if not x.is_floating_point():
+        raise DataError(f"x: got {describe(x)}; wanted floats in [0, 1]: divide by 255")
+    whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64) and len(y) > 0
+    largest = int(y.max()) if whole else 0
+    images = Images(x.detach().to("cpu", torch.float32), y.cpu(), largest + 1)
+    classes = answer(model, x[:2]).shape[1]
+    if classes <= largest:
+        raise DataError(
+            f"y: labels go up to {largest} and the model has {classes} classes, expected labels 0 to "
+            f"{classes - 1}: is it the model of this data set?"
+            + (f" Or is there a class too many? {images.empty_classes}" if images.empty_classes else "")
+        )
