@@ -71,7 +71,8 @@ def test_it_opens_from_disk_and_asks_for_nothing(opened: Chromium, report: Path)
 def test_the_policy_is_in_force(opened: Chromium) -> None:
     """What the page does not do, somebody else cannot make it do: so the test above can fail."""
     opened.evaluate("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
-    opened.evaluate("window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})")
+    script = "Object.assign(document.createElement('script'), {text: 'window.ran = 1'})"
+    opened.evaluate(f"window.alien = {script}")
     opened.evaluate("document.body.append(window.alien)")
     assert opened.evaluate("typeof window.ran") == "undefined"
     opened.evaluate("new Promise(done => setTimeout(done, 300))")
@@ -234,7 +235,8 @@ def test_fingers_and_small_screens(browser: Chromium, report: Path) -> None:
     """Buttons large enough to be hit, intervals below their numbers, names of the gallery not cut."""
     browser.look(320, 700, phone=True)
     browser.open(report)
-    sizes = browser.evaluate(f"{HEADS}.map(b => b.getBoundingClientRect()).map(r => Math.min(r.width, r.height))")
+    boxes = f"{HEADS}.map(b => b.getBoundingClientRect())"
+    sizes = browser.evaluate(f"{boxes}.map(r => Math.min(r.width, r.height))")
     assert min(sizes) >= 44
     small = "[...document.querySelectorAll('.sortable td small')].map(s => getComputedStyle(s).display)"
     assert set(browser.evaluate(small)) == {"block"}
