@@ -36,11 +36,11 @@ def table() -> str:
     report = load_report(RESULTS)
     head = [f"n = {report.n}", "original", "ours", "images fooled", "seconds"]
     rows = []
-    for label, wanted in ORIGINAL.items():
+    for label, original in ORIGINAL.items():
         result = report.results.get(label)
         fooled = str(int(result.fooled.sum())) if result else ""
         seconds = f"{report.seconds[label]:.0f}" if result else ""
-        rows.append([label, f"{wanted:.1f}%", str(report.scores[label]), fooled, seconds])
+        rows.append([label, f"{original:.1f}%", str(report.scores[label]), fooled, seconds])
     return grid(head, rows)
 
 

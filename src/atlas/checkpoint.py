@@ -44,7 +44,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             label = json.loads((file.metadata() or {}).get(LABEL, "{}"))
             # Copies, because the file may be replaced while they are in use.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        text, wanted, kind = label["about"], label["sha256"], label.get("format", FORMAT)
+        text, expected, kind = label["about"], label["sha256"], label.get("format", FORMAT)
         found = digest(tensors, text)
     except KeyError:
         raise DamagedError(f"{path} was not written by atlas: it has no checksum") from None
@@ -57,8 +57,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} is of format {str(kind)[:20]}, and this version of atlas reads format {FORMAT}: use the "
             "version that wrote it"
         )
-    if wanted != found:
-        raise DamagedError(f"{path} is damaged: expected sha256 {str(wanted)[:64]}, found {found}")
+    if expected != found:
+        raise DamagedError(f"{path} is damaged: expected sha256 {str(expected)[:64]}, found {found}")
     return tensors, _table(path, text)
 
 
@@ -68,7 +68,7 @@ def _table(path: Path, text: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{path} cannot be read: {error}") from error
     if not isinstance(about, dict):
-        raise DamagedError(f"{path} holds {type(about).__name__} beside its tensors; wanted a table")
+        raise DamagedError(f"{path} holds {type(about).__name__} beside its tensors, expected a table")
     return about
 
 

@@ -40,12 +40,12 @@ def build(target: Callable[..., T], table: Mapping[str, Any], registries: Regist
         raise _mismatch(table, "a table", where or "the configuration")
     if target in registries:
         return _build_named(target, table, registries, where)  # type: ignore[arg-type]
-    wanted = inspect.signature(target).parameters
+    expected = inspect.signature(target).parameters
     types_of = get_type_hints(target)
     for key in table:
-        if key not in wanted:
-            raise unknown(f"key in {where or 'the configuration'}:", key, wanted)
-    for key, parameter in wanted.items():
+        if key not in expected:
+            raise unknown(f"key in {where or 'the configuration'}:", key, expected)
+    for key, parameter in expected.items():
         if parameter.default is inspect.Parameter.empty and key not in table:
             raise UsageError(f"{_path(where, key)} is missing; add it to the configuration")
     values = {k: _parse(v, types_of[k], registries, _path(where, k)) for k, v in table.items()}
@@ -76,9 +76,9 @@ def check_fields(value: Any, where: str | None = None) -> None:
     fields are said to belong to, by default the class.
     """
     kind: Any = type(value)
-    for name, wanted in _field_types(kind).items():
+    for name, expected in _field_types(kind).items():
         given = getattr(value, name)
-        plain = _parse(given, wanted, {}, _path(kind.__name__ if where is None else where, name))
+        plain = _parse(given, expected, {}, _path(kind.__name__ if where is None else where, name))
         if plain is not given:
             object.__setattr__(value, name, plain)
 
@@ -153,32 +153,32 @@ def _build_named(kind: type[T], table: Mapping[str, Any], registries: Registries
     return build(builder, rest, registries, where)  # type: ignore[no-any-return]
 
 
-def _parse(value: Any, wanted: Any, registries: Registries, where: str) -> Any:
-    origin = get_origin(wanted)
+def _parse(value: Any, expected: Any, registries: Registries, where: str) -> Any:
+    origin = get_origin(expected)
     if origin in (Union, types.UnionType):
-        return _parse_union(value, get_args(wanted), registries, where)
+        return _parse_union(value, get_args(expected), registries, where)
     if origin is Literal:
-        if not any(type(value) is type(choice) and value == choice for choice in get_args(wanted)):
-            raise unknown(f"{where}:", value, map(str, get_args(wanted)))
+        if not any(type(value) is type(choice) and value == choice for choice in get_args(expected)):
+            raise unknown(f"{where}:", value, map(str, get_args(expected)))
         return value
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise _mismatch(value, "a list", where)
-        return tuple(_parse(v, get_args(wanted)[0], registries, where) for v in value)
-    if wanted is float:
+        return tuple(_parse(v, get_args(expected)[0], registries, where) for v in value)
+    if expected is float:
         return number(value, where)
-    if wanted is int:
+    if expected is int:
         return integer(value, where)
-    if _is_a(value, origin or wanted):
+    if _is_a(value, origin or expected):
         if origin is Mapping:
             for key, below in value.items():
-                _parse(key, get_args(wanted)[0], {}, f"the key {key!r} of {where}")
-                _parse(below, get_args(wanted)[1], registries, f"{where}[{key!r}]")
+                _parse(key, get_args(expected)[0], {}, f"the key {key!r} of {where}")
+                _parse(below, get_args(expected)[1], registries, f"{where}[{key!r}]")
         return value
-    made_of_tables = wanted in registries or (is_dataclass(wanted) and not inspect.isabstract(wanted))
+    made_of_tables = expected in registries or (is_dataclass(expected) and not inspect.isabstract(expected))
     if made_of_tables and (registries or isinstance(value, Mapping)):
-        return build(wanted, value, registries, where)
-    raise _mismatch(value, _expected(wanted), where)
+        return build(expected, value, registries, where)
+    raise _mismatch(value, _expected(expected), where)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -203,23 +203,23 @@ def _parse_union(value: Any, choices: tuple[Any, ...], registries: Registries, w
     raise _mismatch(value, " or ".join(map(_expected, kinds)), where)
 
 
-def _expected(wanted: Any) -> str:
+def _expected(expected: Any) -> str:
     """A type in words."""
     simple = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-    if wanted in simple:
-        return simple[wanted]
-    if get_origin(wanted) is Literal:
-        return " or ".join(map(repr, get_args(wanted)))
-    kind = get_origin(wanted) or wanted
+    if expected in simple:
+        return simple[expected]
+    if get_origin(expected) is Literal:
+        return " or ".join(map(repr, get_args(expected)))
+    kind = get_origin(expected) or expected
     if kind in (Callable, Sequence, Mapping):
         return {Callable: "callable", Sequence: "a list or tuple", Mapping: "a dict"}[kind]
     name = getattr(kind, "__name__", str(kind))
     return getattr(kind, "expected", f"{'an' if name[0] in 'AEIOU' else 'a'} {name}")
 
 
-def _mismatch(value: Any, wanted: str, where: str) -> UsageError:
+def _mismatch(value: Any, expected: str, where: str) -> UsageError:
     text = repr(value)
-    return UsageError(f"{where} must be {wanted}, got {text if len(text) <= 200 else text[:200] + '...'}")
+    return UsageError(f"{where} must be {expected}, got {text if len(text) <= 200 else text[:200] + '...'}")
 
 
 def number(value: Any, where: str = "the value") -> float:

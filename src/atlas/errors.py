@@ -1,6 +1,6 @@
 """What can go wrong, each with the exit code of the command line.
 
-An error says what it got, what it wanted and what to do.
+An error says what was expected, what was found, and what to do.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
         free = "unknown"
     return DiskError(
         f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
-        "before is intact: make room or mend the folder, then resume."
+        "before is intact: free some space or repair the folder, then resume."
     )
 
 
@@ -149,12 +149,12 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
 def require_empty_dir(folder: Path, ours: Collection[str] = ()) -> None:
     """Refuse to begin in a folder with files that are not `ours`, among which ours would be lost."""
     files = sorted(path.name for path in folder.iterdir() if path.is_file())
-    if strangers := [
+    if foreign := [
         name for name in files if not name.startswith(".") and name not in ("lock", ORIGIN, *ours)
     ]:
-        more = ", ..." if len(strangers) > 3 else ""
+        more = ", ..." if len(foreign) > 3 else ""
         raise UsageError(
-            f"{folder} holds other files ({', '.join(strangers[:3])}{more}); choose a new or an empty one"
+            f"{folder} holds other files ({', '.join(foreign[:3])}{more}); choose a new or an empty one"
         )
 
 

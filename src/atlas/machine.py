@@ -26,7 +26,7 @@ def machine(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until all that was asked of the device is done: a GPU works on while Python goes on."""
+    """Wait until the device has finished its work: a GPU runs asynchronously."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

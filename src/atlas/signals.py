@@ -72,9 +72,9 @@ def caught_signals(before_death: Callable[[], None] | None = None) -> Iterator[R
         signal.raise_signal(number)
 
     # nohup starts programs that ignore SIGHUP, and they must go on doing so.
-    wanted = [n for n in SIGNALS if n in INSISTENT or signal.getsignal(n) != signal.SIG_IGN]
+    handled = [n for n in SIGNALS if n in INSISTENT or signal.getsignal(n) != signal.SIG_IGN]
     _ACTIVE.append(requests)
-    before = {number: signal.signal(number, note) for number in wanted}
+    before = {number: signal.signal(number, note) for number in handled}
     try:
         yield requests
     finally:

@@ -166,13 +166,13 @@ class L2(Threat):
         """
         delta = x_adv - x
         edge = delta.sign().add_(1).div_(2)  # of the box, on the side to which each pixel moves
-        room = edge.sub_(x).flatten(1).square_()
+        space = edge.sub_(x).flatten(1).square_()
         radius = self.eps if eps is None else eps[:, None]
-        shrink = self._shrink(delta.flatten(1).square(), room, radius**2)
+        shrink = self._shrink(delta.flatten(1).square(), space, radius**2)
         return delta.mul_(per_example(shrink, x)).add_(x).clamp_(0, 1)
 
-    def _shrink(self, squares: Tensor, room: Tensor, eps2: Tensor | float) -> Tensor:
-        """The largest t <= 1 with sum_i min(t^2 squares_i, room_i) <= eps2, [B].
+    def _shrink(self, squares: Tensor, space: Tensor, eps2: Tensor | float) -> Tensor:
+        """The largest t <= 1 with sum_i min(t^2 squares_i, space_i) <= eps2, [B].
 
         The sum is concave in t^2, so Newton's method climbs from 0 to the root and never beyond it. A lane
         stands still once it is there, however long the others take.
@@ -181,9 +181,9 @@ class L2(Threat):
         t2 = squares.new_zeros(len(squares), 1)
         for _ in range(NEWTON_STEPS):
             grown = squares * t2
-            free = (room - grown).sign_().clamp_min_(0)  # a mask in floats: several times faster here
+            free = (space - grown).sign_().clamp_min_(0)  # a mask in floats: several times faster here
             slope = free.mul_(squares).sum(1, keepdim=True).clamp_min_(unit.tiny)
-            left = eps2 - torch.minimum(grown, room).sum(1, keepdim=True)
+            left = eps2 - torch.minimum(grown, space).sum(1, keepdim=True)
             better = (t2 + left / slope).clamp_max_(1)
             moved = better > t2 * (1 + 4 * unit.eps)
             if not moved.any():

@@ -112,8 +112,8 @@ def test_square_in_linf_is_stronger_than_the_original_by_the_last_row_and_column
     as strong, up to the luck of a random search: 5 points of 300 images are about three deviations."""
     ours, theirs = standing(Square(queries=120), Linf(0.04))
     assert ours <= theirs + 0.005
-    rooms = square._rooms
-    monkeypatch.setattr(square, "_rooms", lambda *sizes: (rooms(*sizes) - 1).clamp_min(1))
+    places = square._places
+    monkeypatch.setattr(square, "_places", lambda *sizes: (places(*sizes) - 1).clamp_min(1))
     fewer, _ = standing(Square(queries=120), Linf(0.04))
     assert fewer > ours
     assert abs(fewer - theirs) <= 0.05

@@ -187,7 +187,7 @@ def wrong() -> dict[str, tuple[Callable[..., Any], str]]:
         ),
         "attacks in a list": (
             lambda: evaluated(attacks=[PGD()]),
-            "attacks is a list; wanted attacks by label",
+            "attacks must be a dictionary such as {'PGD': PGD.*got a list",
         ),
         "attacks as classes": (
             lambda: evaluated(attacks={"PGD": PGD}),

@@ -75,10 +75,10 @@ class Adapted(Attack[State]):
         super().check(threat)
         eps = getattr(self.theirs, "eps", None)
         if isinstance(eps, int | float) and abs(eps - threat.eps) > 1e-6 * max(1.0, threat.eps):
-            raise UsageError(f"{self.name} was made with eps {eps}; wanted that of {threat}: make it again")
+            raise UsageError(f"{self.name} was made with eps {eps}, expected that of {threat}")
         norm = getattr(self.theirs, "norm", getattr(getattr(self.theirs, "distance", None), "p", None))
         if not isinstance(threat, NORMS.get(str(norm).lower(), Threat)):
-            raise UsageError(f"{self.name} was made for the norm {norm}; wanted that of {threat}")
+            raise UsageError(f"{self.name} was made for the norm {norm}, expected that of {threat}")
 
     def attempts(self, num_classes: int) -> int:
         return 1
@@ -91,7 +91,9 @@ class Adapted(Attack[State]):
         with torch.enable_grad():
             x_adv = craft(self.theirs, Lent(model), state.x.clone(), state.y.clone(), threat)
         if x_adv.shape != state.x.shape:
-            raise UsageError(f"{self.name} gave {tuple(x_adv.shape)}; wanted images {tuple(state.x.shape)}")
+            raise UsageError(
+                f"{self.name} must return images of shape {tuple(state.x.shape)}, got {tuple(x_adv.shape)}"
+            )
         x_adv = x_adv.detach().to(state.x)
         # NaN in their images says nothing about the model.
         x_adv = torch.where(x_adv.isfinite(), x_adv, state.x)
@@ -149,6 +151,6 @@ def _library(theirs: Any) -> str:
             return library
     got = f"{type(theirs).__module__}.{type(theirs).__qualname__}"
     raise UsageError(
-        f"cannot adapt a {got}; wanted an attack object of {', '.join(CRAFT)}. "
+        f"cannot adapt a {got}, expected an attack object of {', '.join(CRAFT)}. "
         "Another attack is adapted by a subclass of atlas.attacks.Attack of a few lines"
     )

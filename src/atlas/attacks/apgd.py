@@ -67,7 +67,7 @@ class AutoPGD(Attack[APGDState]):
     From a random point on the face of the ball, n times: z = project(x' + s * steepest direction), then
     x' <- project(x' + 0.75 (z - x') + 0.25 (x' - last x')); the first time x' <- z. The step s is 2 eps. At
     the end of each check window it is halved if the loss rose in at most 75% of the window's steps, or if
-    it was not halved at the last check and the best loss has not grown since; then the climb goes on from
+    it was not halved at the last check and the best loss has not grown since; then the search continues from
     the best point so far, with the gradient found there.
 
     The loss at the start is not among those that are compared, and the first one after it is compared with

@@ -84,8 +84,8 @@ class Attack(ABC, Generic[S]):
     def check(self, threat: Threat) -> None:
         """Refuse a threat for which the attack is not defined."""
         if not isinstance(threat, self.threats):
-            name, wanted = type(self).__name__, " or ".join(kind.__name__ for kind in self.threats)
-            raise UsageError(f"{name} got {threat}; it is defined for {wanted}: leave it out, or choose that")
+            name, norms = type(self).__name__, " or ".join(kind.__name__ for kind in self.threats)
+            raise UsageError(f"{name} got {threat}; it is defined for {norms}: omit it, or choose that")
 
     def __call__(self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng | None = None) -> Tensor:
         """Adversarial images for evaluation: the attack on an image **stops at its first success**.

@@ -201,7 +201,7 @@ class Engine:
     ) -> None:
         x = x.detach()
         if x.dtype in (torch.float16, torch.bfloat16):  # rounding would carry honest points out of the ball
-            raise DataError(f"images are {x.dtype}; wanted float32, and a model that lowers them by itself")
+            raise DataError(f"images must be float32, got {x.dtype}: let the model convert them")
         check_pixels(x)
         attack.check(threat)
         self.attack, self.model, self.threat = attack, model, threat
@@ -267,23 +267,23 @@ class Engine:
         """Drop dead lanes and start waiting attempts, once there are enough of them to be worth it."""
         if self.lanes:
             live = int(self.lanes.live.sum())
-            room = self.batch_size - live if self.taken < self.all else len(self.lanes) - live
-            if room * IDLE_LANES < len(self.lanes):
+            free = self.batch_size - live if self.taken < self.all else len(self.lanes) - live
+            if free * IDLE_LANES < len(self.lanes):
                 return
             if live < len(self.lanes):
                 self.lanes = self.lanes.select(_where(self.lanes.live)) if live else None
-        while self.taken < self.all and (room := self.batch_size - len(self.lanes or ())):
-            self._start(room)
+        while self.taken < self.all and (free := self.batch_size - len(self.lanes or ())):
+            self._start(free)
 
-    def _start(self, room: int) -> None:
-        """Take up to `room` waiting attempts, and start those that still matter."""
-        numbers = torch.arange(self.taken, min(self.taken + room, self.all), device=self.x.device)
+    def _start(self, count: int) -> None:
+        """Take up to `count` waiting attempts, and start those that still matter."""
+        numbers = torch.arange(self.taken, min(self.taken + count, self.all), device=self.x.device)
         self.taken += len(numbers)
         standing = self.ledger.standing
         example, attempt = standing[numbers % len(standing)], numbers // len(standing)
-        wanted = _where(self.ledger.matters(example, attempt))
-        if len(wanted):
-            fresh = self._new(example[wanted], attempt[wanted])
+        needed = _where(self.ledger.matters(example, attempt))
+        if len(needed):
+            fresh = self._new(example[needed], attempt[needed])
             self.lanes = self.lanes.join(fresh) if self.lanes else fresh
 
     def _new(self, example: Tensor, attempt: Tensor) -> Lanes:

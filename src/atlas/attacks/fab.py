@@ -125,15 +125,15 @@ def shortest_steps(threat: Threat, points: Tensor, w: Tensor, gap: Tensor) -> tu
     length [B, K] in the norm of the threat, L-inf or L2.
     """
     direction = w.sign()[:, None] * gap.sign()[..., None]
-    room = direction.clamp_min(0).sub_(points).abs_()  # to the edge towards which a pixel moves
+    space = direction.clamp_min(0).sub_(points).abs_()  # to the edge towards which a pixel moves
     if isinstance(threat, Linf):
-        d = direction.mul_(_passed(w.abs(), room, gap.abs()))
+        d = direction.mul_(_passed(w.abs(), space, gap.abs()))
         return d, d.abs().amax(2)
     # The squares of very small or large gradients would leave float32's range, so scale first.
     tiny = torch.finfo(w.dtype).tiny
     scale = w.abs().amax(1, keepdim=True).clamp_min_(tiny)
     speed = (w / scale).abs_()
-    time = _passed(speed.square(), room.div_(speed.clamp_min(tiny)[:, None]), (gap / scale).abs_())
+    time = _passed(speed.square(), space.div_(speed.clamp_min(tiny)[:, None]), (gap / scale).abs_())
     d = direction.mul_(time).mul_(speed[:, None])
     return d, torch.linalg.vector_norm(d, dim=2)
 

@@ -49,7 +49,7 @@ class PGD(TrainingAttack[ClimbState]):
     original one-step training on MNIST does (Wong et al. 2020); later points are always in the box.
 
     Steps of a fixed length often end in a circle: a point that was there before comes again, to the last bit,
-    and with it all that followed. Nothing new is found from then on, so in a long climb such a lane goes on
+    and with it all that followed. Nothing new is found from then on, so in a long search such a lane runs
     only to the point at which all steps would have ended. The outcome is the same.
     """
 

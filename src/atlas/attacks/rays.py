@@ -54,7 +54,7 @@ class RayS(Attack[RayState]):
     and the flip stays; else it is undone. Nothing is random. Order and constants are the original's: lengths
     are L2 ones and known to 1e-3, the distance that counts is L-inf after the cut.
 
-    The original goes on to its last query and then compares the distance with eps. In the lanes engine an
+    The original runs to its last query and then compares the distance with eps. In the lanes engine an
     example leaves at the first query that fools within eps, and the verdict is the same, because a length is
     only ever given up for a shorter one. The original also ends a binary search that outlasts the queries;
     here the last query is the last.

@@ -76,7 +76,7 @@ class Square(Attack[SquareState]):
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> SquareState:
         x = fresh.x
         if x.dim() != 4:
-            raise UsageError(f"Square got examples of shape {tuple(x.shape[1:])}; wanted images [C, H, W]")
+            raise UsageError(f"Square needs images [C, H, W], got {tuple(x.shape[1:])}")
         first = stripes if isinstance(threat, Linf) else tiles
         x_adv = first(x, threat.eps, fresh.rng.fold("start"))
         loss = x.new_full((len(x),), -torch.inf)
@@ -112,11 +112,11 @@ class Square(Attack[SquareState]):
 def sides_of(p: float, height: int, width: int, *, odd: bool) -> tuple[int, ...]:
     """The sides of squares that cover the share p of an image, half of it, a quarter and so on.
 
-    With `odd` they are odd and at least 3, where the image has room for that.
+    With `odd` they are odd and at least 3, where the image is large enough.
     """
     near = [round((p / 2**k * height * width) ** 0.5) for k in range(len(HALVINGS) + 1)]
-    wanted = [max(side, 3) + (max(side, 3) + 1) % 2 if odd else max(side, 1) for side in near]
-    return tuple(min(side, height, width) for side in wanted)
+    sides = [max(side, 3) + (max(side, 3) + 1) % 2 if odd else max(side, 1) for side in near]
+    return tuple(min(side, height, width) for side in sides)
 
 
 @lru_cache(maxsize=8)
@@ -237,14 +237,14 @@ class Windows:
     """int64 [B]."""
 
     def places(self, bits: Tensor, x: Tensor, *, last: bool = True) -> Tensor:
-        """First rows and columns, any that the images x [B, C, H, W] have room for, of random bits [B, 2].
+        """First rows and columns, any that fit into the images x [B, C, H, W], of random bits [B, 2].
 
         Without `last`, not the last of them where there are others.
         """
-        room = _rooms(self.sides, x.shape[2], x.shape[3], x.device)[self.which]
+        places = _places(self.sides, x.shape[2], x.shape[3], x.device)[self.which]
         if not last:
-            room = (room - 1).clamp_min_(1)
-        return (bits >> 40).bitwise_and_((1 << 24) - 1).mul_(room) >> 24
+            places = (places - 1).clamp_min_(1)
+        return (bits >> 40).bitwise_and_((1 << 24) - 1).mul_(places) >> 24
 
     def mask(self, places: Tensor, x: Tensor) -> Tensor:
         """1 for the pixels that the windows cover there, else 0, [B, 1, H, W]."""
@@ -255,7 +255,7 @@ class Windows:
 
 
 @lru_cache(maxsize=8)
-def _rooms(sides: tuple[int, ...], height: int, width: int, device: torch.device) -> Tensor:
+def _places(sides: tuple[int, ...], height: int, width: int, device: torch.device) -> Tensor:
     """How many places the rows and the columns of an image have for windows of these sides, int64 [K, 2]."""
     return torch.tensor([[height - side + 1, width - side + 1] for side in sides], device=device)
 

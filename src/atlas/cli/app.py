@@ -20,8 +20,8 @@ app = typer.Typer(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(asked: bool) -> None:
+    if asked:
         print(f"atlas {__version__}")
         raise typer.Exit
 

@@ -58,7 +58,7 @@ def list_sets(root: Root = None) -> None:
 def fetch(name: Name, root: Root = None) -> None:
     """Download a data set over https, test it, and only then give it its name.
 
-    A download that broke off goes on where it was, a mirror that fails or lies is left for the next one, and
+    A download that broke off resumes, a mirror that fails or lies is left for the next one, and
     files that are there already are tested and left alone.
 
     Example: `atlas data fetch cifar10`

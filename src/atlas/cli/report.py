@@ -92,8 +92,8 @@ def report(
     for run in found:
         for note in run.notes:
             _say(f"{run.name}: {note}", style="yellow")
-    wanted = not no_attack and (kind == "html" or plots is not None)
-    studies = write.studied(found, Settings(n, steps), root=root) if wanted else {}
+    attack = not no_attack and (kind == "html" or plots is not None)
+    studies = write.studied(found, Settings(n, steps), root=root) if attack else {}
     if plots is not None:
         files = figures.save_figures(plots, found, grouped(studies))
         _say(f"{len(files)} plots in {plots}")

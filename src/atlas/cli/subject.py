@@ -90,13 +90,13 @@ def _place(data: str) -> str:
     return data.rpartition(TEST)[0] or data
 
 
-def surrogates(wanted: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:
+def surrogates(names: Sequence[str], folder: Path, device: str | None, root: Path | None) -> list[Model]:
     """The models of runs; a preset is trained below `folder` first, unless it is there already.
 
     Of several processes the first trains. If that fails, who started them ends them all.
     """
     found: list[Model] = []
-    for name in wanted:
+    for name in names:
         place = Path(name)
         if not place.is_dir():
             known, table = presets.load_preset(name)

@@ -110,7 +110,7 @@ def paired(robust_a: Tensor, robust_b: Tensor) -> Paired:
     for name, robust in {"robust_a": robust_a, "robust_b": robust_b}.items():
         if robust.dtype != torch.bool or robust.ndim != 1 or not len(robust):
             raise UsageError(
-                f"{name}: got {describe(robust)}; wanted bool [N], right or wrong for each image"
+                f"{name} must be bool [N], right or wrong for each image, got {describe(robust)}"
             )
     if len(robust_a) != len(robust_b):
         raise UsageError(

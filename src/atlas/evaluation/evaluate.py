@@ -71,7 +71,7 @@ def evaluate(
 
     model: any callable from images [B, C, H, W] in [0, 1] to logits [B, C]; it comes back as it was. images:
     whatever `atlas.data.as_images` takes; of them the first `n`, or `n` by chance (`random`). With a `folder`
-    what is found is kept there, and an evaluation that was killed goes on. A `shard` of several evaluates
+    what is found is kept there, and an evaluation that was killed resumes. A `shard` of several evaluates
     its part of the images only, without the honesty checks; `atlas.evaluation.merge` joins the parts.
     `model_key` names the model in the folder, in place of a hash of its layers, weights and code.
     `normalize` puts a normalisation before a model that expects one: (mean, std), one number per channel
@@ -88,7 +88,7 @@ def evaluate(
         plan = planned(threat, suite, data.name, only=names, alone=alone, surrogates=surrogates, **rest)
     elif not isinstance(attacks, Mapping):
         raise UsageError(
-            f"attacks is a {type(attacks).__name__}; wanted attacks by label, such as {{'PGD': PGD()}}; "
+            f"attacks must be a dictionary such as {{'PGD': PGD()}}, got a {type(attacks).__name__}; "
             "names of the suite's attacks are given as only=['PGD-20']"
         )
     else:
@@ -119,13 +119,13 @@ class Evaluation:
             )
         labels = list(self.plan.attacks)
         if len(set(files)) < len(files):
-            raise UsageError(f"labels {labels} would share files; wanted different letters or digits")
+            raise UsageError(f"labels {labels} would share files: they must differ in letters or digits")
         if taken := {"clean", "worst case"} & set(labels):
-            raise UsageError(f"{sorted(taken)} are rows of every table; wanted other labels")
+            raise UsageError(f"{sorted(taken)} are rows of every table: choose other labels")
         for label, attack in self.plan.attacks.items():
             if not isinstance(attack, Attack):
                 raise UsageError(
-                    f"{label} is a {type(attack).__name__}; wanted an attack: see atlas.attacks.adapt"
+                    f"{label} must be an attack, got a {type(attack).__name__}: see atlas.attacks.adapt"
                 )
         if isinstance(self.model, nn.Module) and any(value.is_meta for value in self.model.parameters()):
             raise UsageError(
@@ -264,7 +264,7 @@ class _Work:
         return results
 
     def _kept(self, known: Known, right: Tensor, tried: Tensor) -> AttackResult | None:
-        """An attack that is over, where the folder has its verdicts and the images that are wanted."""
+        """An attack that is over, where the folder has its verdicts and the images that are needed."""
         label, name = known[0], f"attack-{slug(known[0])}"
         if not self.place or not self.place.holds(label, images=self.evaluation.save_images):
             return None

@@ -7,8 +7,8 @@ gradients.npz           gradients at a few of them
 surrogates-LABEL.npz    the answers of a transfer attack's surrogates to the clean images
 attack-LABEL.npz        per example: attempt, step, margin, queries; written when the attack is over
 images-LABEL.safetensors  the images that fool, with their ids, where they were asked for
-state-LABEL.safetensors an attack under way: all that going on needs
-summary.json            accuracies with n and interval, flags; the same bits whatever happened on the way
+state-LABEL.safetensors an attack under way: all that resuming needs
+summary.json            accuracies with n and interval, flags; bit-identical whatever happened on the way
 timing.jsonl            seconds, which are not; damaged lines are skipped
 
 All but the last carry a checksum and the key of their evaluation, so that a changed file, or one of another
@@ -168,7 +168,7 @@ class EvaluationFolder:
             )
 
     def holds(self, label: str, *, images: bool) -> bool:
-        """Whether the attack is over, and its images are there if they are wanted."""
+        """Whether the attack is over, and its images are there if they are needed."""
         done = self.kept_columns(f"attack-{slug(label)}") is not None
         return done and (not images or self._kept(self._images(label), self.load_images, label) is not None)
 
@@ -198,8 +198,8 @@ class EvaluationFolder:
             mark = dict(json.loads(note)) if note else {}
         except (DataError, TypeError, ValueError, RecursionError) as error:
             raise DamagedError(f"{path} is damaged: {error}") from error
-        wanted = mark.pop("sha256", None)
-        if wanted != (digest(columns, json.dumps(mark)) if mark else None):
+        expected = mark.pop("sha256", None)
+        if expected != (digest(columns, json.dumps(mark)) if mark else None):
             raise DamagedError(f"{path} is damaged: its content does not match its checksum")
         self._check_mark(path, name, mark)
         return columns
@@ -341,10 +341,10 @@ def read_sealed(path: Path) -> tuple[dict[str, Any], bool]:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, RecursionError) as error:
         raise DamagedError(f"{path} is damaged: {error}") from error
-    wanted = table.pop("sha256", None)
-    if wanted is not None and wanted != hashlib.sha256(json.dumps(table).encode()).hexdigest():
+    expected = table.pop("sha256", None)
+    if expected is not None and expected != hashlib.sha256(json.dumps(table).encode()).hexdigest():
         raise DamagedError(f"{path} is damaged: its content does not match its checksum")
-    return table, wanted is not None
+    return table, expected is not None
 
 
 def slug(label: str) -> str:

@@ -120,11 +120,11 @@ def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> 
     return Transfer(tuple(surrogates), build(PGD, table.get("attack", {}), {}, "attack"))
 
 
-def _only(tables: Mapping[str, Mapping[str, Any]], wanted: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    if not wanted:
+def _only(tables: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    if not words:
         return dict(tables)
     picked: dict[str, Mapping[str, Any]] = {}
-    for word in wanted:
+    for word in words:
         found = {k: t for k, t in tables.items() if word.lower() in (k.lower(), t["name"])}
         if not found and word not in ATTACKS:
             names = [name for label, table in tables.items() for name in (label.lower(), table["name"])]

@@ -214,10 +214,10 @@ def check_inputs(model: Model, x: Tensor, y: Tensor, threat: Threat) -> None:
     for name, value in {"x": x, "y": y}.items():
         if not isinstance(value, Tensor):
             raise DataError(
-                f"{name}: got a {type(value).__name__}; wanted a tensor: as_images converts arrays"
+                f"{name} must be a tensor, got a {type(value).__name__}: as_images converts arrays"
             )
     if not x.is_floating_point():
-        raise DataError(f"x: got {describe(x)}; wanted floats in [0, 1]: divide by 255")
+        raise DataError(f"x must be floats in [0, 1], got {describe(x)}: divide by 255")
     whole = y.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64) and len(y) > 0
     largest = int(y.max()) if whole else 0
     images = Images(x.detach().to("cpu", torch.float32), y.cpu(), largest + 1)

@@ -24,14 +24,14 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.of:
-            raise UsageError(f"shard {self.index} of {self.of}; wanted 0 to {self.of - 1} of {self.of}")
+            raise UsageError(f"shard must be 0 to {self.of - 1} of {self.of}, got {self.index}")
 
     @classmethod
     def parse(cls, text: str) -> Shard:
         """From "0/2"."""
         index, slash, of = text.partition("/")
         if not (slash and index.isdigit() and of.isdigit() and int(of)):
-            raise UsageError(f"shard is {text!r}; wanted INDEX/OF, such as 0/2")
+            raise UsageError(f"shard must be INDEX/OF, such as 0/2, got {text!r}")
         return cls(int(index), int(of))
 
     @property

@@ -146,7 +146,7 @@ def test_a_description_names_library_and_settings_and_no_address(make: Make) -> 
 def test_another_radius_is_refused(make: Make) -> None:
     model = Net()
     x, y = images(model)
-    with pytest.raises(UsageError, match=r"made with eps 0.02; wanted that of Linf\(eps=0.03\)"):
+    with pytest.raises(UsageError, match=r"made with eps 0.02, expected that of Linf\(eps=0.03\)"):
         engine.run(adapt(make(model, Linf(0.02))), model, x, y, Linf(0.03), Rng.batch(COUNT))
 
 
@@ -248,13 +248,13 @@ def test_images_that_are_not_numbers_are_no_finding_about_the_model() -> None:
 
 
 def test_another_shape_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"gave \(5, 4\); wanted images \(5, 1, 2, 2\)"):
+    with pytest.raises(UsageError, match=r"images of shape \(5, 1, 2, 2\), got \(5, 4\)"):
         outcome(lambda x: x.flatten(1))
 
 
 @pytest.mark.parametrize("theirs", [object(), PGD(), nn.Identity(), "torchattacks.PGD"])
 def test_what_cannot_be_adapted(theirs: object) -> None:
-    with pytest.raises(UsageError, match="wanted an attack object of torchattacks, foolbox, art"):
+    with pytest.raises(UsageError, match="expected an attack object of torchattacks, foolbox, art"):
         adapt(theirs)
 
 

@@ -464,5 +464,5 @@ def test_images_that_are_not_pixels_are_refused(bad: Callable[[Tensor], Tensor])
 def test_images_in_half_precision_are_refused(dtype: torch.dtype) -> None:
     """Their points at the edge of the ball are rounded out of it: no claim would count."""
     x, y = images()
-    with pytest.raises(DataError, match="wanted float32"):
+    with pytest.raises(DataError, match="must be float32, got"):
         run(PGD(steps=2), net().to(dtype), x.to(dtype), y, Linf(0.06), Rng.lanes(0, ids))

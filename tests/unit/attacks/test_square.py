@@ -72,7 +72,7 @@ def test_refused(wrong: dict[str, Any], words: str) -> None:
 
 
 def test_only_images_have_squares() -> None:
-    with pytest.raises(UsageError, match=r"shape \(16,\); wanted images"):
+    with pytest.raises(UsageError, match=r"needs images \[C, H, W\], got \(16,\)"):
         Square().start(net((16,)), fresh(torch.rand(2, 16)), Linf(0.1))
 
 

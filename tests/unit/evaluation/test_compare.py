@@ -95,9 +95,17 @@ def test_it_sees_what_two_intervals_would_hide() -> None:
 @pytest.mark.parametrize(
     ("a", "b", "message"),
     [
-        (torch.ones(3), torch.ones(3, dtype=torch.bool), r"robust_a: got float32 \[3\]; wanted bool"),
-        (torch.ones(3, 1, dtype=torch.bool), torch.ones(3, dtype=torch.bool), r"robust_a: got bool \[3, 1\]"),
-        (torch.ones(0, dtype=torch.bool), torch.ones(0, dtype=torch.bool), r"robust_a: got bool \[0\]"),
+        (torch.ones(3), torch.ones(3, dtype=torch.bool), r"robust_a must be bool \[N\].*got float32 \[3\]"),
+        (
+            torch.ones(3, 1, dtype=torch.bool),
+            torch.ones(3, dtype=torch.bool),
+            r"robust_a must be .*got bool \[3, 1\]",
+        ),
+        (
+            torch.ones(0, dtype=torch.bool),
+            torch.ones(0, dtype=torch.bool),
+            r"robust_a must be .*got bool \[0\]",
+        ),
         (
             torch.ones(3, dtype=torch.bool),
             torch.ones(4, dtype=torch.bool),

@@ -191,7 +191,7 @@ def test_masked_gradients_leave_the_bound_of_verified_successes(images: Images) 
 
 
 def test_attacks_that_are_no_table_of_them(images: Images) -> None:
-    with pytest.raises(UsageError, match=r"attacks is a list; wanted attacks by label.*only="):
+    with pytest.raises(UsageError, match=r"attacks must be a dictionary.*got a list.*only="):
         evaluate(net(), images, Linf(0.1), attacks=["pgd"])  # type: ignore[arg-type]
     report = evaluate(net(), images, Linf(0.1), only="PGD-20", progress=False)
     assert list(report.results) == ["PGD-20"]

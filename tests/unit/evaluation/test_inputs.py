@@ -33,14 +33,14 @@ def test_good_input_is_taken() -> None:
 
 
 BAD_DATA: dict[str, tuple[Any, Any, str]] = {
-    "bytes": ((X * 255).to(torch.uint8), Y, r"x: got uint8 \[6, 1, 4, 4\]; wanted floats .* divide by 255"),
+    "bytes": ((X * 255).to(torch.uint8), Y, r"x must be floats .*got uint8 \[6, 1, 4, 4\]: divide by 255"),
     "0 to 255": (X * 255, Y, r"must be finite and in \[0, 1\], got values from .*: divide by 255"),
     "normalised": (X - 0.5, Y, "undo any normalisation, which is the first layer of the model"),
     "NaN": (changed(X, torch.nan), Y, "values from nan to nan"),
     "infinite": (changed(X, torch.inf), Y, "to inf: divide by 255"),
     "flat": (X.flatten(1), Y, r"x: got float32 \[6, 16\]; wanted \[N, C, H, W\]"),
     "empty": (X[:0], Y[:0], "the data set is empty; wanted at least one image"),
-    "an array": (X.numpy(), Y, "x: got a ndarray; wanted a tensor: as_images converts"),
+    "an array": (X.numpy(), Y, "x must be a tensor, got a ndarray: as_images converts"),
     "too large a label": (
         X,
         changed(Y, 3),
@@ -53,7 +53,7 @@ BAD_DATA: dict[str, tuple[Any, Any, str]] = {
     "short integers": (X, Y.int(), r"y: got int32 \[6\]; wanted int64"),
     "one-hot labels": (X, nn.functional.one_hot(Y), r"y: got int64 \[6, 3\]; wanted one label an image"),
     "too few labels": (X, Y[:5], r"y: got int64 \[5\] for 6 images; wanted one label an image"),
-    "a list": (X, Y.tolist(), "y: got a list; wanted a tensor"),
+    "a list": (X, Y.tolist(), "y must be a tensor, got a list"),
 }
 
 
