@@ -49,8 +49,8 @@ MEANINGS = {
     "less is a sign of masked gradients or of too small a budget, and the worst case is likely lower still",
     "far-ahead": "attacks with gradients and similar budgets should find much the same; where the others "
     "stall, this one may have stalled too, and the worst case may be lower: try --suite autoattack",
-    "queries-only": "an attack that sees gradients finds more, often far more; read the worst case as an "
-    "upper bound, and evaluate the model in a form that has gradients if there is one",
+    "queries-only": "attacks with gradients find more, often far more; read the worst case as an upper "
+    "bound, and evaluate the model in a form that has gradients if there is one",
     "short-reach": "most of the ball is out of its reach, and what it leaves says little of the rest; steps "
     "made for another radius or norm? With relative_step they would follow eps",
     "still-gaining": "the search had not come to its end; more steps or restarts are likely to fool more",
@@ -218,7 +218,8 @@ def _queries_only(records: Sequence[Record]) -> list[Flag]:
     if any(r.white_box for r in records):
         return []
     names = ", ".join(r.name for r in records)
-    return [raised("queries-only", f"no white-box attack was run, only {names}, of {len(records)} in all")]
+    evidence = f"no white-box attack was run; the worst case is by queries only ({names})"
+    return [raised("queries-only", evidence)]
 
 
 def _far_ahead(records: Sequence[Record]) -> list[Flag]:

@@ -177,6 +177,11 @@ class Report:
         return Score(int(self.robust.sum()), self.n, self.reasons)
 
     @property
+    def queries_only(self) -> bool:
+        """Whether no white-box attack was run, so that the worst case is an upper bound."""
+        return any(flag.name == "queries-only" for flag in self.flags)
+
+    @property
     def classes(self) -> dict[int, Score]:
         """The accuracy in the worst case of each class that has images."""
         robust = self.robust
@@ -256,6 +261,8 @@ class Report:
             result = self.results.get(label)
             text = score.short
             if result is None:
+                if label == "worst case" and self.queries_only:
+                    text += " by queries only"
                 rows.append((label, text, "", "", ""))
                 continue
             spent = result.queries[result.attempt != SKIPPED].double()

@@ -125,6 +125,8 @@ class Comparison:
             for entry in self.entries
         ]
         notes = ["accuracy [95% Wilson interval]; the worst case is taken image by image over these attacks"]
+        if self.entries[0].report.queries_only:
+            notes.append("no white-box attack was run: the worst case is by queries only, an upper bound")
         if len(self.entries) > 1:
             notes.append(
                 "tests speak of these models on these images; another seed would have trained other models"

@@ -51,6 +51,19 @@ def test_it_agrees_with_the_engine_and_takes_the_worst_case_of_each_example(imag
     assert list(report.scores) == ["clean", *ATTACKS, "worst case"]
 
 
+def test_a_worst_case_by_queries_only_says_so(images: Images, tmp_path: Path) -> None:
+    only = evaluate(net(), images, THREAT, attacks={"RayS": RayS(queries=20)}, progress=False)
+    rows = {row[0]: row[1] for row in only.lines()}
+    assert rows["worst case"] == f"{only.worst} by queries only"
+    assert "queries-only" in [flag["name"] for flag in only.summary()["flags"]]
+    only.save(tmp_path / "page.html")
+    assert (
+        "no white-box attack was run: the worst case is by queries only"
+        in (tmp_path / "page.html").read_text()
+    )
+    assert {row[0]: row[1] for row in run(images).lines()}["worst case"] == str(run(images).worst)
+
+
 def test_robust_accuracy_of_a_linear_model_is_what_its_margins_say() -> None:
     x = torch.linspace(0.2, 0.8, 40).view(40, 1, 1, 1)
     y = (x.flatten() > 0.5).long()

@@ -82,7 +82,7 @@ def test_black_box_stronger_needs_a_white_box_attack_that_tried() -> None:
 def test_no_white_box_attack_is_said() -> None:
     (flag,) = after([square([3])])
     assert (flag.name, flag.fatal) == ("queries-only", False)
-    assert "only square" in flag.message
+    assert "no white-box attack was run; the worst case is by queries only (square)" in flag.message
     assert after([square([3]), record("pgd", range(9))]) == []
 
 
