@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from atlas import data
 from atlas.attacks import Attack, Square, frozen
 from atlas.attacks.engine import predict
-from atlas.attacks.model_variants import arranged
+from atlas.attacks.model_variants import channels_last
 from atlas.attacks.suites import suite
 from atlas.cli.subject import named
 from atlas.config import number
@@ -100,7 +100,7 @@ def attack_cases(data_set: str, budget: float = 1.0, only: Sequence[str] = ()) -
 
 def ours(task: AttackTask, attacks: Sequence[Attack], dtype: str = "float32") -> Tensor:
     """The attacks as an evaluation runs them, without its files, display and extra checks."""
-    with frozen(task.model), arranged(task.model, task.images.pixels(slice(0, 1))):
+    with frozen(task.model), channels_last(task.model, task.images.pixels(slice(0, 1))):
         plan = Plan(Linf(task.eps), {}, seed=task.seed, attack_dtype=dtype)
         subject = Subject.of(task.model, task.images, plan, task.batch_size)
         x_adv, left = subject.x.clone(), torch.ones(len(task.y), dtype=torch.bool)
@@ -156,7 +156,7 @@ def judged(task: AttackTask, case: AttackCase, seed: int, run: AttackRun) -> Ver
     for set_seed in (random.seed, np.random.seed, torch.manual_seed):
         set_seed(seed)
     task = replace(task, seed=seed)
-    with frozen(task.model, fold=False):
+    with frozen(task.model, fast_conv_grad=False):
         seconds, x_adv = seconds_of(lambda: run(task, case.attacks), task.x.device)
         return seconds, None if x_adv is None else judge(task, x_adv)
 

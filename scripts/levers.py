@@ -73,7 +73,7 @@ class Network:
             return torch.autograd.grad(F.cross_entropy(answer(x), self.y), x)[0]
 
         def still(fold: bool, answer: Callable[[Tensor], Tensor] = model) -> Tensor:
-            with frozen(model, fold=fold):
+            with frozen(model, fast_conv_grad=fold):
                 return plain(answer)
 
         yield "attack gradient: weights stand still", with_weights, lambda: still(False)

@@ -119,7 +119,7 @@ def column(label: str, task: str, setting: Setting) -> Column | None:
     if setting.cut:
         tables = {k: _cut(t) for k, t in tables.items()}
     n, random = setting.n(label), label in setting.random
-    return Column(label, chosen.name, tables, n, random, chosen.standing)
+    return Column(label, chosen.name, tables, n, random, chosen.cascade)
 
 
 def _is(attack: str, label: str) -> bool:

@@ -59,10 +59,10 @@ class Outcome:
 
 
 class AttackLog:
-    """The book of an attack that is under way; all tensors have the example first.
+    """The log of an attack in progress; all tensors have the example first.
 
     Attempts may end in any order, several at a time. Of those that fool an example the earliest counts, so
-    what is written in the end is what attempts made one after the other would have found.
+    what is recorded in the end is what attempts made one after the other would have found.
     """
 
     NAMES = ("ended_by", "step", "margin", "broken", "open_attempts", "x_adv")
@@ -71,16 +71,16 @@ class AttackLog:
         self.attempts = attempts
         self.broken = ~logits.isfinite().all(1)
         self.wrong = (logits.argmax(1) != y) & ~self.broken
-        self.standing = (~self.wrong & ~self.broken).nonzero()[:, 0]
+        self.to_attack = (~self.wrong & ~self.broken).nonzero()[:, 0]
         """The examples to attack."""
         self.ended_by = torch.full_like(y, NONE)
         self.step = torch.full_like(y, -1)
         self.margin = margin(logits, y)
         self.x_adv = x.clone()
         self.open_attempts = torch.zeros_like(y)
-        self.open_attempts[self.standing] = attempts
+        self.open_attempts[self.to_attack] = attempts
         if attempts:
-            self.margin[self.standing] = -torch.inf
+            self.margin[self.to_attack] = -torch.inf
 
     def undecided(self) -> Tensor:
         """The examples whose verdict is open, bool [N]."""
@@ -88,17 +88,17 @@ class AttackLog:
 
     def unbeaten(self) -> Tensor:
         """The examples that no attempt has ended so far, int64 indices."""
-        return self.standing[self.ended_by[self.standing] == NONE]
+        return self.to_attack[self.ended_by[self.to_attack] == NONE]
 
     def matters(self, example: Tensor, attempt: Tensor) -> Tensor:
-        """Whether these attempts can still change the book, bool."""
+        """Whether these attempts can still change the log, bool."""
         return self.ended_by[example] > attempt
 
     def fooled(self, example: Tensor, attempt: Tensor, step: Tensor, x_adv: Tensor, margins: Tensor) -> None:
         """These attempts end their examples: fooled, or broken where the margin is NaN."""
         earlier = self.matters(example, attempt)
         self.ended_by.scatter_reduce_(0, example, attempt, "amin")
-        # Of several attempts on one example that come in together, the earliest alone is written.
+        # Of several attempts on one example that come in together, only the earliest is recorded.
         which = (earlier & (attempt == self.ended_by[example])).nonzero()[:, 0]
         example = example[which]
         self.step[example] = step[which]

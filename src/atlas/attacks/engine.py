@@ -2,7 +2,7 @@
 
 A server batches requests of many lengths; we batch attempts. A lane is one attempt on one example. As
 soon as an example is fooled, all its later attempts leave, and the next waiting attempts take their place.
-Earlier attempts on it that are still under way go on, so that the attempt, step and image that are noted
+Earlier attempts on it that are still under way continue, so that the attempt, step and image that are noted
 are always those that attempts made one after the other would have found. Because randomness belongs to
 (example, attempt, step), the outcome does not depend on the batch size, the order or an interruption.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NewAttempts:
-    """Attempts that are about to begin, one a lane."""
+    """Attempts that are about to begin, one per lane."""
 
     x: Tensor
     """The clean images [B, ...]."""
@@ -48,7 +48,7 @@ class NewAttempts:
     """f(x) [B, C], where it is at hand."""
 
     def clean_logits(self, model: Model) -> Tensor:
-        """f(x), asked of the model only where it is not at hand."""
+        """f(x), computed only where it is not at hand."""
         if self.logits is not None:
             return self.logits
         with torch.no_grad():
@@ -210,13 +210,13 @@ class Engine:
         self.logits = predict(model, x, batch_size) if logits is None else logits
         if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.logits.shape[1]:
             raise DataError(
-                f"labels go from {int(y.min())} to {int(y.max())} and the model tells {self.logits.shape[1]} "
-                "classes apart: is it the model of this data set?"
+                f"labels go from {int(y.min())} to {int(y.max())} and the model has {self.logits.shape[1]} "
+                "classes: is it the model of this data set?"
             )
         attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])
-        self.ledger = AttackLog(x, y, self.logits, attempts)
+        self.log = AttackLog(x, y, self.logits, attempts)
         # Attempts wait in the order (attempt, example); the first of them have been taken.
-        self.all, self.taken = len(self.ledger.standing) * attempts, 0
+        self.all, self.taken = len(self.log.to_attack) * attempts, 0
         self.lanes: Lanes | None = None
         # Lanes that are done and await the last look at their points.
         self.finishing: list[Lanes] = []
@@ -228,17 +228,17 @@ class Engine:
     @property
     def settled(self) -> int:
         """Examples whose verdict is known."""
-        return len(self.y) - int(self.ledger.undecided().sum())
+        return len(self.y) - int(self.log.undecided().sum())
 
     @property
     def robust(self) -> int:
         """Examples that nothing has fooled so far."""
-        return len(self.ledger.unbeaten())
+        return len(self.log.unbeaten())
 
     @property
     def share_done(self) -> float:
         """How much of the longest course that the attack can still take is over, 0 to 1."""
-        left = float(self.ledger.open_attempts[self.ledger.undecided()].sum())
+        left = float(self.log.open_attempts[self.log.undecided()].sum())
         if self.lanes:
             left -= float((self.lanes.state.step[self.lanes.live] / self.attack.steps).clamp(max=1).sum())
         return 1 - max(left, 0.0) / max(self.all, 1)
@@ -261,7 +261,7 @@ class Engine:
 
     def outcome(self) -> Outcome:
         steps, forwards = self.attack.steps, self.attack.forwards
-        return self.ledger.outcome(steps, forwards, steps * forwards + self.attack.looks_at_last)
+        return self.log.outcome(steps, forwards, steps * forwards + self.attack.looks_at_last)
 
     def _fill(self) -> None:
         """Drop dead lanes and start waiting attempts, once there are enough of them to be worth it."""
@@ -279,9 +279,9 @@ class Engine:
         """Take up to `count` waiting attempts, and start those that still matter."""
         numbers = torch.arange(self.taken, min(self.taken + count, self.all), device=self.x.device)
         self.taken += len(numbers)
-        standing = self.ledger.standing
-        example, attempt = standing[numbers % len(standing)], numbers // len(standing)
-        needed = _where(self.ledger.matters(example, attempt))
+        examples = self.log.to_attack
+        example, attempt = examples[numbers % len(examples)], numbers // len(examples)
+        needed = _where(self.log.matters(example, attempt))
         if len(needed):
             fresh = self._new(example[needed], attempt[needed])
             self.lanes = self.lanes.join(fresh) if self.lanes else fresh
@@ -313,7 +313,7 @@ class Engine:
         self.lanes = lanes.select(kept) if len(kept) else None
 
     def _note_claims(self, lanes: Lanes, step: Step) -> None:
-        """A claim counts in ball and box, if a separate forward pass bears it out. Other lanes go on."""
+        """A claim counts in ball and box, if a separate forward pass bears it out. Other lanes continue."""
         which = _where((step.logits.argmax(1) != lanes.state.y) & lanes.live)
         if len(which):
             which = which[self.threat.contains(step.x_tried[which], lanes.state.x[which])]
@@ -325,10 +325,10 @@ class Engine:
 
     def _note(self, lanes: Lanes, x_adv: Tensor, margins: Tensor) -> None:
         """These lanes end their examples; lanes of later attempts on them are dead."""
-        self.ledger.fooled(lanes.example, lanes.attempt, lanes.state.step, x_adv, margins)
+        self.log.fooled(lanes.example, lanes.attempt, lanes.state.step, x_adv, margins)
         for others in [self.lanes, *self.finishing]:
             if others:
-                others.live = others.live & self.ledger.matters(others.example, others.attempt)
+                others.live = others.live & self.log.matters(others.example, others.attempt)
 
     def _finish(self, lanes: Lanes, done: Tensor, step: Step) -> None:
         """Lanes that are done await a look at where they end.
@@ -344,7 +344,7 @@ class Engine:
         self.finishing.append(ended)
 
     def _look_at_last(self) -> None:
-        """Ask the model at the last points, which a loop of steps never does, once they fill a batch."""
+        """Query the model at the last points, which a loop of steps never does, once they fill a batch."""
         busy = self.taken < self.all or (self.lanes is not None and bool(self.lanes.live.any()))
         if busy and sum(map(len, self.finishing)) < self.batch_size:
             return
@@ -362,11 +362,11 @@ class Engine:
         over = broken | (self.threat.contains(x_adv, lanes.state.x) & (logits.argmax(1) != y))
         fallen, rest = _where(over), _where(~over)
         self._note(lanes.select(fallen), x_adv[fallen], margins[fallen])
-        self.ledger.withstood(lanes.example[rest], lanes.attempt[rest], x_adv[rest], margins[rest])
+        self.log.withstood(lanes.example[rest], lanes.attempt[rest], x_adv[rest], margins[rest])
 
     def snapshot(self) -> dict[str, Tensor]:
         """All that a new engine of the same arguments needs to go on from here to the same bits."""
-        tensors = self.ledger.tensors() | {"taken": torch.tensor(self.taken, device="cpu")}
+        tensors = self.log.tensors() | {"taken": torch.tensor(self.taken, device="cpu")}
         finishing = reduce(Lanes.join, self.finishing) if self.finishing else None
         for name, lanes in {"lanes": self.lanes, "finishing": finishing}.items():
             if lanes:
@@ -375,7 +375,7 @@ class Engine:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a snapshot."""
-        self.ledger.restore(tensors)
+        self.log.restore(tensors)
         self.taken = int(tensors["taken"])
         self.lanes = self._restored("lanes.", tensors)
         finishing = self._restored("finishing.", tensors)

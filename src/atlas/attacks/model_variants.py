@@ -18,6 +18,9 @@ from atlas.errors import UsageError, choose, is_ctrl_c, is_out_of_memory, unknow
 
 Model = Callable[[Tensor], Tensor]
 BatchNormMode = Literal["eval", "train"]
+FAST_CONV_GRAD = True
+"""Whether an attack may lend the layers of a model the class `FastGradConv2d`, which is faster. Turn it off
+where a model depends on the exact class of its convolutions."""
 
 
 def is_random(model: Model) -> bool:
@@ -43,7 +46,7 @@ def _check_weights(model: nn.Module) -> None:
 
 
 @contextmanager
-def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> Iterator[None]:
+def frozen(model: Model, mode: BatchNormMode = "eval", *, fast_conv_grad: bool = True) -> Iterator[None]:
     """Weights without gradients and all modules in `mode`, put back afterwards, also on an exception.
 
     Frozen weights make a backward pass input-only, half the work of a full one. In "train" mode
@@ -51,7 +54,8 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> 
     an attack passes through are not the ones that are trained on. So is every other buffer: a module may
     count or average in any mode, and one by `torch.export` keeps the mode in which it was exported.
 
-    With `fold`, a first layer that sees one channel takes its gradient in a faster way: see `FoldedConv`.
+    With `fast_conv_grad`, layers of one channel take their gradient in a faster way (`FastGradConv2d`) unless
+    `FAST_CONV_GRAD` is off.
     """
     check_autograd()
     if mode not in get_args(BatchNormMode):
@@ -61,7 +65,7 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> 
         return
     _check_weights(model)
     modes = [(module, module.training) for module in model.modules()]
-    slow = slow_convolutions(model) if fold else []
+    slow = slow_convolutions(model) if fast_conv_grad else []
     trainable = [p for p in model.parameters() if p.requires_grad]
     buffers = [
         (module, name, buffer, buffer.clone())
@@ -73,7 +77,7 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fold: bool = True) -> 
         for p in trainable:
             p.requires_grad_(False)
         for layer in slow:
-            layer.__class__ = FoldedConv
+            layer.__class__ = FastGradConv2d
         yield
     finally:
         for layer in slow:
@@ -107,7 +111,8 @@ def _restore(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> No
 
 def slow_convolutions(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of one channel whose input gradient takes a slow path on the CPU."""
-    return [module for module in model.modules() if type(module) is nn.Conv2d and _slow_to_go_back(module)]
+    modules = model.modules() if FAST_CONV_GRAD else ()
+    return [module for module in modules if type(module) is nn.Conv2d and _slow_to_go_back(module)]
 
 
 def _slow_to_go_back(module: nn.Conv2d) -> bool:
@@ -120,7 +125,7 @@ def _slow_to_go_back(module: nn.Conv2d) -> bool:
     )
 
 
-class FoldedConv(nn.Conv2d):
+class FastGradConv2d(nn.Conv2d):
     """A convolution of one channel whose input gradient is a matrix product, folded back to an image.
 
     The library's own gradient pads the one channel to a full vector and is several times slower, which on
@@ -135,7 +140,7 @@ class FoldedConv(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or self.weight.requires_grad or _otherwise_derived():
             return super().forward(x)
-        apply: Any = _Folded.apply
+        apply: Any = _FastConvGrad.apply
         return apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]
 
 
@@ -144,7 +149,7 @@ def _otherwise_derived() -> bool:
     return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
-class _Folded(torch.autograd.Function):
+class _FastConvGrad(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any
@@ -168,7 +173,7 @@ WIDE = 32
 
 
 @contextmanager
-def arranged(model: Model, x: Tensor) -> Iterator[None]:
+def channels_last(model: Model, x: Tensor) -> Iterator[None]:
     """The weights of convolutions in that order, put back afterwards, also on an exception.
 
     Answers and gradients are the same, up to rounding. Left as they are: narrow models, other devices, and a
@@ -233,7 +238,7 @@ def searched(model: Model, dtype: str) -> Model:
             raise
         raise UsageError(f"the model cannot be copied for {dtype} ({error}): search in float32") from error
     for module in slow_convolutions(fast):
-        module.__class__ = FoldedConv
+        module.__class__ = FastGradConv2d
     fast = fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def search(x: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from typing import Any
 
 from atlas.errors import UsageError, unknown
 
-KEYS = ("description", "on", "attacks", "includes")
+KEYS = ("description", "cascade", "on", "attacks", "includes")
+ON = "standing"
+"""What an older spelling of `cascade = true` says: `on = "standing"`."""
 TRANSFER = "transfer"
 """The attack that needs models beside its table: `atlas.attacks.Transfer`."""
 
@@ -25,7 +27,7 @@ class Suite:
     description: str
     attacks: Mapping[str, Mapping[str, Any]]
     """The table of each attack, as in a configuration."""
-    standing: bool = False
+    cascade: bool = False
     """Whether each attack runs only on the images that those before it have left."""
 
 
@@ -60,7 +62,7 @@ def suite(name: str, data: str = "", within: tuple[str, ...] = (), norm: str = "
     attacks = {e["label"]: {k: v for k, v in e.items() if k != "label"} for e in entries}
     if len(attacks) < len(entries):
         raise UsageError(f"suite {name}: two attacks share a label, of {[e['label'] for e in entries]}")
-    return Suite(name, table["description"], attacks, table.get("on") == "standing")
+    return Suite(name, table["description"], attacks, _is_cascade(table))
 
 
 def _own(path: Path) -> dict[str, Any]:
@@ -79,9 +81,15 @@ def _own(path: Path) -> dict[str, Any]:
         )
     if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
         raise UsageError(f"{path}: includes must be a list of suites, got {includes!r}")
-    if table.get("on", "standing") != "standing":
-        raise UsageError(f'{path}: on must be "standing", or be omitted, got {table["on"]!r}')
+    if not isinstance(table.get("cascade", False), bool) or table.get("on", ON) != ON:
+        raise UsageError(
+            f"{path}: cascade must be true or false, got {table.get('cascade', table.get('on'))!r}"
+        )
     return {"description": "", **table}
+
+
+def _is_cascade(table: Mapping[str, Any]) -> bool:
+    return bool(table.get("cascade", table.get("on") == ON))
 
 
 def _is_entry(entry: object) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from atlas.attacks import Attack, Model, NotFinite, Transfer, frozen
 from atlas.attacks.engine import predict
 from atlas.attacks.gradients import has_gradients, input_gradients
-from atlas.attacks.model_variants import arranged
+from atlas.attacks.model_variants import channels_last
 from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
 from atlas.errors import ModelError, UsageError, model_errors
@@ -159,7 +159,7 @@ class Evaluation:
             if place:
                 stack.enter_context(locked(place.path, partial(place.check, self.about)))
             stack.enter_context(frozen(self.model))
-            stack.enter_context(arranged(self.model, self.data.pixels(slice(0, 1))))
+            stack.enter_context(channels_last(self.model, self.data.pixels(slice(0, 1))))
             requests = stack.enter_context(caught_signals() if place else nullcontext(Requests()))
             return _Work(self, place, display, requests, place.times() if place else {}).run(shard)
 
@@ -259,7 +259,7 @@ class _Work:
         for label, attack in subject.plan.attacks.items():
             with self._asking(f"under {label}"):
                 results[label] = result = self._result(label, attack, subject, ids, right, tried)
-            if subject.plan.standing:
+            if subject.plan.cascade:
                 tried = tried & result.survived
         return results
 

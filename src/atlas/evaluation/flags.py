@@ -119,7 +119,7 @@ class Record:
     steps: int
     attempts: int
     tried: Tensor
-    """Which examples it was run on: an attack that comes later may be given only those still standing."""
+    """Which examples it was run on: an attack that comes later may be given only those that are left."""
     attempt: Tensor
     """Which attempt fooled it, from 0; else below 0."""
     step: Tensor

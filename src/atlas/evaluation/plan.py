@@ -30,7 +30,7 @@ class Plan:
     threat: Threat
     attacks: Mapping[str, Attack]
     """By label, in the order in which they run."""
-    standing: bool = False
+    cascade: bool = False
     """Whether each attack runs only on the images that those before it have left."""
     seed: int = 0
     attack_dtype: str = "float32"
@@ -47,14 +47,14 @@ class Plan:
         table = {
             "threat": table_of(self.threat, {}) | {"name": type(self.threat).__name__.lower()},
             "attacks": {label: attack_table(attack) for label, attack in self.attacks.items()},
-            "standing": self.standing,
+            "standing": self.cascade,
             "seed": self.seed,
             "attack_dtype": self.attack_dtype,
             "eot": self.eot,
             "left_out": list(self.left_out),
         }
         # Keys have no order, and in a chain the images that an attack is given depend on those before it.
-        return table | ({"order": list(self.attacks)} if self.standing else {})
+        return table | ({"order": list(self.attacks)} if self.cascade else {})
 
 
 def attack_table(attack: Attack) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def planned(
 ) -> Plan:
     """The plan of a suite for a data set, or of those of its attacks whose labels or names are in `only`.
 
-    `alone` runs each attack on every image, also where the suite has it on what is still standing.
+    `alone` runs each attack on every image, also where the suite has it on what those before it left.
     """
     chosen = suite(name, data, norm=type(threat).__name__.lower())
     tables = _only(chosen.attacks, only)
@@ -110,7 +110,7 @@ def planned(
             attacks[label] = attack
         else:
             left_out[label] = f"is not defined for {threat}"
-    return Plan(threat, attacks, chosen.standing and not alone, left_out=left_out, **rest)
+    return Plan(threat, attacks, chosen.cascade and not alone, left_out=left_out, **rest)
 
 
 def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> Attack:

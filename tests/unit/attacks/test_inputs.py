@@ -16,7 +16,7 @@ from atlas.threat import Linf
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda x, y: (x, y + 9), "labels go from 9 to .* and the model tells 4 classes apart"),
+        (lambda x, y: (x, y + 9), "labels go from 9 to .* and the model has 4 classes"),
         (lambda x, y: (x, y - 9), "labels must be >= 0, got labels from -9"),
         (lambda x, y: (x, torch.nn.functional.one_hot(y, 4)), "expected images .* and integer labels"),
         (lambda x, y: (x, y[:-1]), "expected images"),

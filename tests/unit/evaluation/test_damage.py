@@ -208,7 +208,7 @@ def test_in_a_chain_each_attack_has_the_images_that_the_others_left(images: Imag
     """Verdicts of both orders, put together: each is possible by itself."""
     attacks: Any = {"Square": Square(queries=30), "PGD": PGD(steps=5)}
     for name, order in {"one": attacks, "other": dict(reversed(attacks.items()))}.items():
-        Evaluation(net(), images, Plan(THREAT, order, standing=True)).run(tmp_path / name, progress=False)
+        Evaluation(net(), images, Plan(THREAT, order, cascade=True)).run(tmp_path / name, progress=False)
         of_older_version(tmp_path / name)
     shutil.copy(tmp_path / "other" / "attack-square.npz", tmp_path / "one" / "attack-square.npz")
     with pytest.raises(DamagedError, match=r"attack-square\.npz is of other images than those that"):

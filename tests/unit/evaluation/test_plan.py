@@ -38,14 +38,14 @@ def attacks(name: str, data: str = "") -> dict[str, object]:
 
 def test_autoattack_is_the_standard_one_in_its_order() -> None:
     plan = planned(THREAT, "autoattack", "cifar10")
-    assert plan.standing
+    assert plan.cascade
     assert list(plan.attacks.values()) == [
         APGD(steps=100, restarts=1),
         TargetedAPGD(steps=100, restarts=1, targets=9),
         TargetedFAB(steps=100, restarts=1, targets=9, alpha_max=0.1, eta=1.05, beta=0.9),
         Square(queries=5000, p=0.8, restarts=1),
     ]
-    assert not planned(THREAT, "autoattack", "cifar10", alone=True).standing
+    assert not planned(THREAT, "autoattack", "cifar10", alone=True).cascade
 
 
 def test_the_budgets_of_the_paper() -> None:
@@ -105,7 +105,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     )
     plan = planned(THREAT, str(path), "mnist")
     assert plan.attacks == {"RayS": RayS(queries=40000), "mine": PGD(steps=7)}
-    assert plan.standing
+    assert plan.cascade
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,8 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
         ('attacks = [{ label = "a", name = "gdp" }]', "did you mean 'pgd'"),
         ('includes = ["all"]', "unknown suite 'all'"),
         ("includes = 3", "includes must be a list of suites, got 3"),
-        ('on = "standnig"', 'on must be "standing", or be omitted'),
+        ('on = "standnig"', "cascade must be true or false, got 'standnig'"),
+        ("cascade = 1", "cascade must be true or false, got 1"),
         ('attacks = [{ label = 3, name = "pgd" }]', "attacks must be a list of tables"),
         ('attacks = [{ label = "RayS", name = "pgd" }]\nincludes = ["rays"]', "share a label"),
     ],

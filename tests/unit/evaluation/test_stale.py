@@ -75,7 +75,7 @@ TURNED = dict(reversed(CHAIN.items()))
 
 def chained(images: Images, attacks: Any, folder: Path) -> Report:
     """Each attack on what those before it have left, as in a suite that says so."""
-    return Evaluation(net(), images, Plan(THREAT, attacks, standing=True)).run(folder, progress=False)
+    return Evaluation(net(), images, Plan(THREAT, attacks, cascade=True)).run(folder, progress=False)
 
 
 def test_a_chain_in_another_order_is_another_evaluation(images: Images, tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import PGD, Attack, Square, TargetedFAB
+from atlas.attacks import PGD, Attack, Square, TargetedFAB, model_variants
 from atlas.attacks.engine import predict
-from atlas.attacks.model_variants import FoldedConv, averaged, frozen, searched
+from atlas.attacks.model_variants import FastGradConv2d, averaged, frozen, searched
 from atlas.errors import UsageError
 from atlas.models import build
 from atlas.models.source import fingerprint
@@ -23,6 +23,15 @@ def logits_and_gradient(model: object, x: Tensor) -> tuple[Tensor, Tensor]:
     logits = model(x)  # type: ignore[operator]
     (gradient,) = torch.autograd.grad(logits.square().sum(), x)
     return logits.detach(), gradient
+
+
+def test_the_layers_of_a_model_keep_their_class_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten())
+    monkeypatch.setattr(model_variants, "FAST_CONV_GRAD", False)
+    with frozen(model):
+        assert type(model[0]) is nn.Conv2d
 
 
 @pytest.mark.parametrize(
@@ -40,11 +49,11 @@ def test_the_folded_gradient_is_the_gradient(
     expected = logits_and_gradient(model, x)
     known = fingerprint(model)
     with frozen(model):
-        assert isinstance(model[0], FoldedConv)
+        assert isinstance(model[0], FastGradConv2d)
         assert fingerprint(model) == known
         with frozen(model):
             got = logits_and_gradient(model, x)
-        assert isinstance(model[0], FoldedConv)
+        assert isinstance(model[0], FastGradConv2d)
     assert type(model[0]) is nn.Conv2d, "the model is as it was"
     for wanted, found in zip(expected, got, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import atlas
 from atlas.attacks import PGD, frozen
-from atlas.attacks.model_variants import arranged
+from atlas.attacks.model_variants import channels_last
 from atlas.models import build
 
 
@@ -49,7 +49,7 @@ def test_answers_and_gradients_are_the_same(name: str) -> None:
 
     with frozen(model):
         wanted = found()
-        with arranged(model, x):
+        with channels_last(model, x):
             assert all(order(model))
             for layer in model.modules():
                 if isinstance(layer, nn.Conv2d):
@@ -64,7 +64,7 @@ def test_the_model_comes_back_with_the_tensors_that_it_had() -> None:
     tensors = [(p.data_ptr(), p.stride(), p._version) for p in model.parameters()]
 
     def attacked() -> None:
-        with arranged(model, torch.rand(1, 1, 28, 28)):
+        with channels_last(model, torch.rand(1, 1, 28, 28)):
             raise KeyError
 
     with pytest.raises(KeyError):
@@ -74,7 +74,7 @@ def test_the_model_comes_back_with_the_tensors_that_it_had() -> None:
 
 @pytest.mark.parametrize("model", [build("cnn-small"), Viewed()], ids=["narrow", "view"])
 def test_where_it_does_not_pay_or_work_nothing_is_changed(model: nn.Module) -> None:
-    with arranged(model, torch.rand(1, 1, 28, 28)):
+    with channels_last(model, torch.rand(1, 1, 28, 28)):
         assert not any(order(model))
 
 
