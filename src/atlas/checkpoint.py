@@ -23,6 +23,8 @@ LABEL = "atlas"
 """The one entry in the header of our safetensors."""
 _DAMAGE = (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError)
 """What a file that is not ours, or no longer, makes its readers raise."""
+_UNREADABLE = ("unable to open file", "unable to mmap")
+"""How a RuntimeError of torch starts that is about the disk and not about the contents of the file."""
 FORMAT = 1
 """Of these files. It changes when what they hold can no longer be read as before."""
 
@@ -49,7 +51,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except KeyError:
         raise DamagedError(f"{path} was not written by atlas: it has no checksum") from None
     except (OSError, MemoryError, *_DAMAGE) as error:
-        if isinstance(error, OSError) or is_out_of_memory(error):  # the file itself may be intact
+        unreadable = isinstance(error, OSError) or str(error).startswith(_UNREADABLE)
+        if unreadable or is_out_of_memory(error):  # the file itself may be intact
             raise CheckpointError(f"{path} cannot be read now: {error}") from error
         raise DamagedError(f"{path} cannot be read: {error}") from error
     if kind != FORMAT:

@@ -77,11 +77,11 @@ def require_room(folder: Path, needed: int) -> None:
         with trial.open("wb") as file:
             _fill(file, needed)
             os.fsync(file.fileno())
+        trial.unlink()
     except OSError as error:
         with suppress(OSError):
             trial.unlink(missing_ok=True)
         raise disk_error(trial, needed, error) from error
-    trial.unlink()
 
 
 def _fill(file: IO[bytes], size: int) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from atlas.checkpoint import load_tensors, same_tensors, save_tensors
 from atlas.config import ConfigDict, differences, fingerprint
 from atlas.errors import CheckpointError, DamagedError, UsageError
-from atlas.files import require_empty_dir, require_room, write_atomic
+from atlas.files import disk_error, require_empty_dir, require_room, write_atomic
 
 DAMAGED = ".damaged"
 """The ending of a state that was set aside because its checksum was wrong."""
@@ -88,7 +88,11 @@ class RunFolder:
         try:
             whole = json.loads(self.config.read_text())
             config, noted = whole["config"], whole["hash"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CheckpointError(f"{self.path} is not the folder of a run: no {self.config.name}") from error
+        except OSError as error:
+            raise CheckpointError(f"{self.config} cannot be read: {error.strerror}") from error
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CheckpointError(
                 f"{self.path} is not the folder of a run: {self.config.name}: {error}"
             ) from error
@@ -152,8 +156,11 @@ class RunFolder:
 
     def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a new state. The one before stays, and is all there is while the new one is written."""
-        if self.state.exists():
-            self.state.replace(self.previous)
+        try:
+            if self.state.exists():
+                self.state.replace(self.previous)
+        except OSError as error:
+            raise disk_error(self.previous, 0, error) from error
         save_tensors(self.state, tensors, about)
 
     def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:

@@ -1,18 +1,24 @@
-"""Writes that fail, folders with one worker, and rooms that are too small."""
+"""Writes that fail, folders with one worker, and disks that are too small."""
 
 from __future__ import annotations
 
 import errno
 import multiprocessing
 import os
+import resource
 import shutil
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import torch
 
-from atlas.errors import DiskError, LockError, UsageError
+from atlas.checkpoint import load_tensors, save_tensors
+from atlas.errors import CheckpointError, DamagedError, DiskError, LockError, UsageError
 from atlas.files import locked, part_of, require_room, write_atomic
+from atlas.runs import RunFolder
+from atlas.training.log import Events
 
 
 @pytest.mark.parametrize(("name", "file", "stays"), [("a", "", False), ("a", "b", True), ("old", "", True)])
@@ -192,3 +198,65 @@ def _content(k: int) -> bytes:
 def _write(path: Path, k: int) -> None:
     for _ in range(200):
         write_atomic(path, _content(k))
+
+
+def test_a_trial_file_that_cannot_be_removed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(DiskError, match=r"cannot write .*trial.*: Read-only file system"):
+        require_room(tmp_path, 5)
+
+
+def test_a_file_that_cannot_be_opened_now_is_not_called_damaged(tmp_path: Path) -> None:
+    """With no file descriptors left, Python, safetensors and torch each fail in their own words."""
+    path = tmp_path / "weights.safetensors"
+    save_tensors(path, {"w": torch.ones(3)}, {})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/dev/fd"))) + 10, hard))
+    held: list[int] = []
+    errors = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        while True:
+            try:
+                load_tensors(path)
+                break
+            except CheckpointError as error:
+                errors.append(error)
+                os.close(held.pop())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for handle in held:
+            os.close(handle)
+    assert "unable to open file" in str(errors[-1])
+    assert not any(isinstance(error, DamagedError) for error in errors)
+
+
+def test_a_folder_of_events_that_cannot_be_made_is_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(DiskError, match=r"cannot write .*tensorboard: File exists"):
+        Events(tmp_path / "tensorboard", 0)
+
+
+def test_a_state_that_cannot_be_moved_is_a_disk_error(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.save_state({"w": torch.ones(1)}, {})
+    (folder.previous / "in the way").mkdir(parents=True)
+    with pytest.raises(DiskError, match=rf"cannot write .*{folder.previous.name}: Is a directory"):
+        folder.save_state({"w": torch.ones(1)}, {})
+    assert load_tensors(folder.state)[0]["w"] == 1
+
+
+def test_a_configuration_that_cannot_be_read_is_told_from_none(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=rf"is not the folder of a run: no {folder.config.name}"):
+        folder.read_config()
+    folder.config.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=rf"{folder.config.name} cannot be read: Is a directory"):
+        folder.read_config()

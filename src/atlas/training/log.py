@@ -187,11 +187,14 @@ class Events:
 
     def __init__(self, folder: Path, step: int) -> None:
         """A new file beside those of earlier starts, whose events from `step` on no longer count."""
-        folder.mkdir(exist_ok=True)
-        ends = [path.name.removeprefix(NAME) for path in folder.iterdir()]
-        last = max((int(end) for end in ends if end.isdecimal()), default=0)
-        self.path = folder / f"{NAME}{last + 1:06d}"
-        self.file = self.path.open("xb", buffering=0)  # so that nothing is left to fail when it is closed
+        try:
+            folder.mkdir(exist_ok=True)
+            ends = [path.name.removeprefix(NAME) for path in folder.iterdir()]
+            last = max((int(end) for end in ends if end.isdecimal()), default=0)
+            self.path = folder / f"{NAME}{last + 1:06d}"
+            self.file = self.path.open("xb", buffering=0)  # so that nothing is left to fail when it is closed
+        except OSError as error:
+            raise disk_error(folder, 0, error) from error
         self.records = RecordWriter(self.file)
         self._add(Event(step=step, file_version="brain.Event:2"))
         self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
