@@ -2,14 +2,17 @@
 
 The dataclasses themselves live next to what they configure and validate in ``__post_init__``, where
 `check_fields` checks their types; this module only knows types. A field whose type has a registry (an
-attack, say) is a table with a `name`.
+attack, say) is a table with a `name`: one of the registry, or ``module.path:Class`` for a class from outside.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 import json
+import os
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields, is_dataclass
@@ -18,7 +21,7 @@ from functools import cache, wraps
 from operator import index
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from atlas.errors import UsageError, choose, unknown
+from atlas.errors import UsageError, choose, is_ctrl_c, unknown
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -148,9 +151,44 @@ def _path(where: str, key: str) -> str:
 
 def _build_named(kind: type[T], table: Mapping[str, Any], registries: Registries, where: str) -> T:
     rest = dict(table)
-    name = rest.pop("name", None)
-    builder = choose(f"{_path(where, 'name')}:", str(name), registries[kind])
+    builder = _builder(kind, str(rest.pop("name", None)), registries[kind], _path(where, "name"))
     return build(builder, rest, registries, where)  # type: ignore[no-any-return]
+
+
+def _builder(kind: type, name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
+    """What builds the named part of this kind."""
+    if ":" not in name:
+        return choose(f"{where}:", name, registry)
+    found = import_object(where, name)
+    # Not just any callable: a configuration from elsewhere could name os:system.
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UsageError(f"{where} must name a subclass of {kind.__name__}, got {name!r}: {found!r}")
+    return found
+
+
+def import_object(kind: str, name: str) -> Any:
+    """The object called ``module.path:name``, from the working folder or an installed package.
+
+    Raises:
+        UsageError: The module cannot be imported, or does not have it. `kind` says what it is for.
+    """
+    path, _, attribute = name.partition(":")
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)  # first, as with `python -m`, so that the user's file is found
+    try:
+        module = importlib.import_module(path)
+    except (Exception, SystemExit) as error:  # a user's module can raise anything while it is imported
+        if is_ctrl_c(error):
+            raise
+        raise UsageError(
+            f"{kind} {name!r}: importing {path!r} failed with {type(error).__name__}: {error}; expected "
+            f"module.path:name, importable from {folder} or installed in this environment"
+        ) from error
+    if not hasattr(module, attribute):
+        here = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == path]
+        raise unknown(f"name in module {path!r}:", attribute, here or dir(module))
+    return getattr(module, attribute)
 
 
 def _parse(value: Any, expected: Any, registries: Registries, where: str) -> Any:
@@ -307,9 +345,12 @@ def _kept(table: Mapping[str, Any], name: object, registries: Registries) -> Con
     """What stays of the table of a named part when it gets this name."""
     if table.get("name", name) == name:
         return dict(table)
-    builders = [
-        registry[name] for registry in registries.values() if isinstance(name, str) and name in registry
-    ]
+    builders: list[Any] = []
+    if isinstance(name, str) and ":" in name:
+        found = import_object("name", name)
+        builders = [found] if isinstance(found, type) and issubclass(found, tuple(registries)) else []
+    elif isinstance(name, str):
+        builders = [registry[name] for registry in registries.values() if name in registry]
     taken = {key for builder in builders for key in inspect.signature(builder).parameters}
     return {k: v for k, v in table.items() if k in taken and isinstance(v, Mapping) and "name" in v}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from atlas.attacks.model_variants import Model, check_autograd, frozen
 from atlas.data.images import check_left_alone, describe
 from atlas.errors import AtlasError, DataError, UsageError, is_out_of_memory
-from atlas.models.adapted import own_dtype
+from atlas.models.user_model import weight_dtype
 from atlas.threat import Threat, check_pixels, check_threat
 
 EXPECTED = "expected a model from images [B, C, H, W] in [0, 1] to logits [B, classes]"
@@ -82,7 +82,7 @@ def answer(model: Model, x: Tensor) -> Tensor:
     except Exception as error:  # a model can raise anything
         if is_out_of_memory(error):
             raise
-        dtype = own_dtype(model)
+        dtype = weight_dtype(model)
         hint = (
             ""
             if dtype == x.dtype

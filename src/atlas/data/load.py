@@ -14,9 +14,10 @@ from atlas.data import cifar, idx
 from atlas.data.batches import split_test
 from atlas.data.images import Images
 from atlas.data.store import SOURCES, at_home, data_root, find
-from atlas.data.user_data import has_test_set, load_folder, load_npz
+from atlas.data.user_data import has_test_set, load_folder, load_function, load_npz
 from atlas.errors import DataError, unknown
 
+FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 TEST = ":test="
 """Behind a path: which share of its images is to be test images."""
 PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
@@ -51,6 +52,8 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
         return load_npz(path, train)
     if path.is_dir():
         return load_folder(path, train)
+    if isinstance(name_or_path, str) and FUNCTION.fullmatch(name_or_path):
+        return load_function(name_or_path, train)
     if isinstance(name_or_path, Path) or path.exists() or path.suffix == ".npz" or len(path.parts) > 1:
         where = "" if path.is_absolute() else f" in {Path.cwd()}"
         found = "another kind of file" if path.exists() else f"nothing{where}"

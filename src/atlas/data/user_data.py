@@ -16,10 +16,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
-from atlas.config import check_arguments
+from atlas.config import check_arguments, import_object
 from atlas.data import npz
 from atlas.data.images import Images, check_whole
-from atlas.errors import DataError
+from atlas.errors import AtlasError, DataError, is_ctrl_c
 
 # Formats by name: Pillow would also start other programs (EPS) or decoders that no data set needs.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -89,6 +89,22 @@ def load_folder(path: Path, train: bool) -> Images:
         )
     x, y = _stack([file for file, _ in files]), [label for _, label in files]
     return replace(as_images((x, y), len(classes)), name=path.name, class_names=tuple(classes))
+
+
+def load_function(name: str, train: bool) -> Images:
+    """What the function ``module.path:name`` returns when called with `train`, as `as_images` takes it."""
+    function = import_object("data set", name)
+    if not callable(function):
+        raise DataError(f"data {name!r} must be a function of train, got a {type(function).__name__}")
+    try:
+        data = function(train=train)
+    except AtlasError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's function can raise anything
+        if is_ctrl_c(error):
+            raise
+        raise DataError(f"data {name!r} failed with {type(error).__name__}: {error}") from error
+    return replace(as_images(data), name=name.rpartition(":")[2])
 
 
 def _folders(path: Path) -> list[str]:

@@ -27,7 +27,7 @@ from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.run_attack import Display, Subject, finish, interruptible
 from atlas.evaluation.shards import Shard
 from atlas.files import locked
-from atlas.models.code import own_code
+from atlas.models.code import user_code
 from atlas.models.normalize import normalized
 from atlas.objectives import margin
 from atlas.signals import Requests, caught_signals
@@ -143,7 +143,7 @@ class Evaluation:
     @cached_property
     def code(self) -> dict[str, str]:
         """What the model runs of the user's own code, to tell what has changed where it is not as before."""
-        return own_code(self.model)
+        return user_code(self.model)
 
     def run(self, folder: Path | None = None, *, shard: Shard | None = None, progress: bool = True) -> Report:
         place = None

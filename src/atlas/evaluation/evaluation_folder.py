@@ -50,7 +50,7 @@ TURNED = 0.1
 class EvaluationFolder:
     """Paths and files of one evaluation.
 
-    `code` is what the model at hand runs of the user's own code, by `atlas.models.code.own_code`.
+    `code` is what the model at hand runs of the user's own code, by `atlas.models.code.user_code`.
     """
 
     def __init__(self, path: Path, code: Mapping[str, str] | None = None) -> None:

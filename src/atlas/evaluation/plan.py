@@ -14,7 +14,7 @@ from atlas.config import Registries, build, check_fields, integer, table_of
 from atlas.data import Images
 from atlas.errors import unknown
 from atlas.models import source
-from atlas.models.code import own_code
+from atlas.models.code import user_code
 from atlas.rng import Rng
 from atlas.threat import THREATS, Threat, check_threat
 
@@ -72,7 +72,7 @@ def _settings(attack: Attack) -> dict[str, Any]:
         return {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}
     if type(attack) in ATTACKS.values():
         return table_of(attack, REGISTRIES)  # type: ignore[no-any-return]
-    code = own_code(type(attack))
+    code = user_code(type(attack))
     return {"name": type(attack).__name__, "value": str(attack)} | ({"code": code} if code else {})
 
 
@@ -126,6 +126,9 @@ def _only(tables: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> dict
     picked: dict[str, Mapping[str, Any]] = {}
     for word in words:
         found = {k: t for k, t in tables.items() if word.lower() in (k.lower(), t["name"])}
+        if not found and ":" in word:
+            label = word.rpartition(":")[2]
+            found = {word if label in picked else label: {"name": word}}
         if not found and word not in ATTACKS:
             names = [name for label, table in tables.items() for name in (label.lower(), table["name"])]
             raise unknown("attack", word, {*names, *ATTACKS})

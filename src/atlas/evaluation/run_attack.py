@@ -21,7 +21,7 @@ from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.evaluation.flags import Flag
 from atlas.evaluation.plan import Plan
 from atlas.evaluation.probes import POOL, changed
-from atlas.models.adapted import InDtype, own_dtype
+from atlas.models.user_model import InDtype, weight_dtype
 from atlas.rng import Rng
 from atlas.signals import Requests
 from atlas.terminal import Terminal, share_bars
@@ -97,7 +97,7 @@ class Subject:
 @torch.no_grad()
 def _in_float32(model: Model, x: Tensor) -> Model:
     """The model, behind a conversion where its weights have another precision and it does not convert."""
-    dtype = own_dtype(model)
+    dtype = weight_dtype(model)
     if not isinstance(model, nn.Module) or dtype == torch.float32:
         return model
     try:

@@ -16,11 +16,9 @@ from torch import nn
 
 from atlas.config import check_arguments
 from atlas.errors import UsageError, unknown
-from atlas.models.cnn import Shape, cnn, cnn_small
+from atlas.models.networks import Shape, cnn, cnn_small, preact_resnet18, wrn
 from atlas.models.normalize import Normalize, normalized
-from atlas.models.own import Make, own
-from atlas.models.preact_resnet import preact_resnet18
-from atlas.models.wrn import wrn
+from atlas.models.user_model import Make, user_model
 
 __all__ = ["MODELS", "Entry", "Normalize", "build", "count_parameters"]
 
@@ -57,17 +55,36 @@ def build(
     seed: int = 0,
     device: str = "cpu",
 ) -> nn.Module:
-    """The model called `name`, with weights that are a function of `seed`, on the CPU, in training mode.
+    """The model called `name`, in training mode, with weights that are a function of `seed`.
 
-    `name` is one of `MODELS`, `wrn-D-K`, or `module.path:factory` for a user's own; `shape` is (C, H, W);
-    `normalize` is (mean, std), each one number per channel, or the name of a standard one such as "imagenet"
-    (`atlas.models.normalize.STANDARDS`), and becomes the first layer. The global random state is as before,
-    so building a model moves nothing else. On the `device` meta it takes no memory, and has shapes only.
+    The global random state is left as it was.
+
+    Args:
+        name: One of `MODELS`, ``wrn-D-K``, or ``module.path:factory`` for a custom model.
+        num_classes: Number of logits.
+        shape: (C, H, W) of an image.
+        normalize: (mean, std), one number per channel each, or the name of a standard one such as "imagenet"
+            (`atlas.models.normalize.STANDARDS`); it becomes the first layer.
+        seed: Of the weights.
+        device: "cpu", or "meta" for shapes without memory.
+
+    Returns:
+        A module from images [B, C, H, W] in [0, 1] to logits [B, num_classes].
+
+    Raises:
+        UsageError: There is no such model, or it cannot be made for these classes and this shape.
+
+    Example:
+        >>> model = build("cnn-small", num_classes=10, shape=(1, 28, 28))
     """
-    size = _checked(num_classes, shape)
+    if num_classes < 2:
+        raise UsageError(f"num_classes must be >= 2, got {num_classes}")
+    if len(shape) != 3 or min(shape) < 1:
+        raise UsageError(f"shape must be (channels, height, width), such as (3, 32, 32), got {tuple(shape)}")
+    size = (shape[0], shape[1], shape[2])
     # The CPU's own generator, on the CPU, whatever the default device: the same weights everywhere.
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        make = own(name) if ":" in name else _registered(name, size)
+        make = user_model(name) if ":" in name else _registered(name, size)
         torch.default_generator.manual_seed(seed)  # after a user's module was imported: that may draw too
         try:
             model = make(num_classes, size)
@@ -79,17 +96,8 @@ def build(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """How many numbers the parameters hold; shared ones count once."""
+    """The number of parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _checked(num_classes: int, shape: Sequence[int]) -> Shape:
-    if num_classes < 2:
-        raise UsageError(f"num_classes is {num_classes}; a classifier needs 2 or more")
-    if len(shape) != 3 or min(shape) < 1:
-        raise UsageError(f"shape is {tuple(shape)}; wanted (channels, height, width), such as (3, 32, 32)")
-    channels, height, width = shape
-    return channels, height, width
 
 
 def _registered(name: str, shape: Shape) -> Make:
@@ -99,10 +107,10 @@ def _registered(name: str, shape: Shape) -> Make:
     elif name in MODELS:
         entry = MODELS[name]
     else:
-        raise UsageError(f"{unknown('model', name, MODELS)}, wrn-D-K, or your own as module.path:factory")
+        raise UsageError(f"{unknown('model', name, MODELS)}, wrn-D-K, or module.path:factory")
     if min(shape[1:]) < entry.smallest:
         raise UsageError(
-            f"model {name!r} needs images of {entry.smallest}x{entry.smallest} or more and got shape {shape}"
-            " (channels, height, width): enlarge the images or choose a model with fewer halvings"
+            f"model {name!r} needs images of at least {entry.smallest}x{entry.smallest} pixels, got shape "
+            f"{shape} (channels, height, width): enlarge the images or choose another model"
         )
     return entry.make

@@ -1,4 +1,4 @@
-"""The user's own code behind a model: which classes, functions and constants it runs, each with a hash.
+"""The user's code behind a model: which classes, functions and constants it runs, each with a hash.
 
 Only what the model uses counts, so that an edit elsewhere in the same script does not make it another model.
 Code of Python, of installed packages and of ATLAS is left out.
@@ -31,8 +31,8 @@ Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 Assignments = dict[str, list[tuple[str, Assignment]]]
 
 
-def own_code(thing: object) -> dict[str, str]:
-    """What a module (with all its layers), a class or a function runs of the user's own code.
+def user_code(thing: object) -> dict[str, str]:
+    """The user's code that a module (with all its layers), a class or a function runs.
 
         {"Net in train.py": "3f1c...", "LEVELS in train.py": "90ab..."}
 
@@ -79,7 +79,7 @@ class _Walk:
             self.see(base)
         with suppress(OSError, TypeError):  # typed at a prompt
             file = inspect.getfile(kind)
-            if _installed(file):
+            if is_installed(file):
                 return
             self._note(kind.__qualname__, file, inspect.getsource(kind))
             self.classes.add(kind.__qualname__)
@@ -88,7 +88,7 @@ class _Walk:
 
     def _see_function(self, function: FunctionType) -> None:
         code = function.__code__
-        if _installed(code.co_filename):
+        if is_installed(code.co_filename):
             return
         if not any(code.co_qualname.startswith(f"{kind}.") for kind in self.classes):
             with suppress(OSError):  # typed at a prompt
@@ -118,7 +118,7 @@ class _Walk:
     def _see_module(self, module: ModuleType, attributes: frozenset[str]) -> None:
         """What is taken from a module, as in `module.function(x)`."""
         file = getattr(module, "__file__", None)
-        if file is not None and not _installed(file):
+        if file is not None and not is_installed(file):
             for name in sorted(attributes):
                 self._see_global(name, vars(module), attributes, file)
 
@@ -146,7 +146,7 @@ def _wrapped(value: object) -> object:
         return value.func
     if isinstance(value, property):
         return value.fget
-    if isinstance(value, FunctionType) and _installed(value.__code__.co_filename):
+    if isinstance(value, FunctionType) and is_installed(value.__code__.co_filename):
         return getattr(value, "__wrapped__", None)
     return None
 
@@ -201,7 +201,7 @@ def _statements(node: ast.AST) -> Iterator[Assignment]:
             yield from _statements(inner)
 
 
-def _installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
     """Whether a file comes with Python, with a package, or with ATLAS."""
     path = Path(file)
     packaged = {"site-packages", "dist-packages"} & set(path.parts)

@@ -1,11 +1,10 @@
-"""What a model can be on the command line, and what an evaluation has to know of it."""
+"""Models by what the command line names: weights, an archive, an ONNX file or a factory."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from torch import Tensor, nn
 
 from atlas.errors import CheckpointError, UsageError
 from atlas.models import build
-from atlas.models.adapted import Output
-from atlas.models.code import own_code
-from atlas.models.exported import load_exported
+from atlas.models.code import is_installed, user_code
+from atlas.models.exported import load_exported, load_onnx
 from atlas.models.normalize import Normalization, normalized
-from atlas.models.onnx import load_onnx
+from atlas.models.user_model import Output
 from atlas.models.weights import SUFFIXES, load_weights, normalization_of, read_weights
 
 FILES = (*SUFFIXES, ".pt2", ".onnx")
@@ -41,7 +39,7 @@ class Loaded:
     """Whether white-box attacks are possible."""
     device: torch.device
     fingerprint: str
-    """A sha256 that tells it from every other model."""
+    """A sha256 that identifies the model."""
 
 
 def load(
@@ -54,12 +52,22 @@ def load(
     output: str | None = None,
     device: torch.device | str = "cpu",
 ) -> Loaded:
-    """The model that `what` names: weights for the model called `name`, an archive, an ONNX file, a factory.
+    """The model that `what` names: weights, a torch.export archive, an ONNX file or a factory.
 
-    `num_classes` and `shape` are those of the data set; `normalize` is (mean, std), one number per channel
-    each, or the name of a standard one such as "imagenet", for a model that does not normalise its images
-    itself; `output` is the place or the key of the logits among several outputs. For a run's folder use
-    `atlas.load_model`, and for the model that it returns `of_module`.
+    For a run's folder use `atlas.load_model`, and `of_module` for the model that it returns.
+
+    Args:
+        what: The file, or ``module.path:factory``.
+        name: The model that the weights are of.
+        num_classes: Of the data set.
+        shape: (C, H, W) of an image of the data set.
+        normalize: (mean, std), or a standard name such as "imagenet", for a model that does not normalise.
+        output: The place or the key of the logits among several outputs.
+        device: Where it is put.
+
+    Raises:
+        UsageError: There is no such model, or the options do not fit it.
+        CheckpointError: The file cannot be read.
     """
     path, kind, device = Path(what), Path(what).suffix.lower(), torch.device(device)
     _check(what, path, kind, name)
@@ -96,22 +104,22 @@ def _check(what: str | Path, path: Path, kind: str, name: str | None) -> None:
 
 
 def of_module(model: nn.Module, device: torch.device | str = "cpu") -> Loaded:
-    """A module that is at hand, on the device and in eval mode."""
+    """A module that is in memory, put on the device and in eval mode."""
     return Loaded(model.to(device).eval(), True, torch.device(device), fingerprint(model))
 
 
 def fingerprint(model: nn.Module) -> str:
-    """The sha256 of its layers, weights and buffers, and of the user's own code that it runs.
+    """The sha256 of its layers, weights and buffers, and of the user's code that it runs.
 
-    Of the code, because whoever fixes a masked gradient may change nothing else.
+    Of the code too, because the fix of a masked gradient may change nothing else.
     """
-    return _sha256(model, sorted(set(own_code(model).values())))
+    return _sha256(model, sorted(set(user_code(model).values())))
 
 
 def former_fingerprint(model: nn.Module) -> str:
-    """The fingerprint of older versions, which took in whole modules of the user's own code."""
+    """The fingerprint of older versions, which included whole modules of the user's code."""
     sources = []
-    for module in _own_modules({type(layer).__module__ for layer in model.modules()}):
+    for module in _user_modules({type(layer).__module__ for layer in model.modules()}):
         with suppress(OSError, TypeError):  # typed at a prompt, say
             sources.append(inspect.getsource(module))
     return _sha256(model, sources)
@@ -127,13 +135,14 @@ def _sha256(model: nn.Module, code: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _own_modules(names: set[str]) -> list[ModuleType]:
+def _user_modules(names: set[str]) -> list[ModuleType]:
     """The modules of these names, and those that they take something from, without installed ones."""
     found: dict[str, ModuleType] = {}
     todo = set(names)
     while todo:
         module = sys.modules.get(name := todo.pop())
-        if module is None or name in found or _installed(module):
+        file = getattr(module, "__file__", None)
+        if module is None or name in found or file is None or is_installed(file):
             continue
         found[name] = module
         for value in list(vars(module).values()):
@@ -142,15 +151,6 @@ def _own_modules(names: set[str]) -> list[ModuleType]:
             elif isinstance(value, type | FunctionType):
                 todo.add(value.__module__)
     return [found[name] for name in sorted(found)]
-
-
-def _installed(module: ModuleType) -> bool:
-    """Whether it comes with Python, with a package, or with ATLAS."""
-    file = getattr(module, "__file__", None)
-    if file is None or module.__name__.partition(".")[0] == __package__.partition(".")[0]:
-        return True
-    packaged = {"site-packages", "dist-packages"} & set(Path(file).parts)
-    return bool(packaged) or Path(file).is_relative_to(sysconfig.get_path("stdlib"))
 
 
 def _weighted(

@@ -227,7 +227,7 @@ def named_attack(word: str, data_name: str) -> tuple[str, Attack]:
                 labels.setdefault(label.lower(), (label, build_attack(table)))
     if word.lower() in labels:
         return labels[word.lower()]
-    if word not in ATTACKS:
+    if ":" not in word and word not in ATTACKS:
         raise unknown("attack", word, {*labels, *ATTACKS})
     return word, build_attack({"name": word})
 

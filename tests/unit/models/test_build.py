@@ -11,8 +11,8 @@ from torch import nn
 
 from atlas.errors import UsageError
 from atlas.models import build, count_parameters
+from atlas.models.networks import Block, PreActResNet
 from atlas.models.normalize import Normalize
-from atlas.models.preact_resnet import Block, PreActResNet
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_shape_that_is_not_channels_height_width(shape: tuple[int, ...]) -> No
 
 
 def test_one_class_is_refused() -> None:
-    with pytest.raises(UsageError, match="num_classes is 1"):
+    with pytest.raises(UsageError, match="num_classes must be >= 2, got 1"):
         build("cnn", num_classes=1)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from atlas.errors import UsageError
 from atlas.evaluation import evaluate
 from atlas.models import build
-from atlas.models.code import own_code
+from atlas.models.code import user_code
 from atlas.models.source import fingerprint, former_fingerprint
 from atlas.threat import Linf
 
@@ -148,10 +148,10 @@ def test_a_change_of_what_it_runs_is_noticed_and_named(
     old: str, new: str, name: str, scripts: Scripts
 ) -> None:
     before = scripts.net()
-    code, known = own_code(before), fingerprint(before)
+    code, known = user_code(before), fingerprint(before)
     scripts.edit(old, new)
     after = scripts.net()
-    now = own_code(after)
+    now = user_code(after)
     assert [key for key in {*code, *now} if code.get(key) != now.get(key)] == [name]
     assert fingerprint(after) != known
 
@@ -168,10 +168,10 @@ def test_a_change_of_what_it_runs_is_noticed_and_named(
 )
 def test_an_edit_elsewhere_in_the_script_changes_nothing(old: str, new: str, scripts: Scripts) -> None:
     before = scripts.net()
-    code, known, former = own_code(before), fingerprint(before), former_fingerprint(before)
+    code, known, former = user_code(before), fingerprint(before), former_fingerprint(before)
     scripts.edit(old, new)
     after = scripts.net()
-    assert own_code(after) == code
+    assert user_code(after) == code
     assert fingerprint(after) == known
     assert former_fingerprint(after) != former, "as it was"
 
@@ -189,14 +189,14 @@ def test_a_function_that_it_was_given_belongs_to_it(scripts: Scripts) -> None:
         return slope * x
 
     name = f"{steep.__qualname__} in test_code.py"
-    assert name not in own_code(scripts.net())
-    assert name in own_code(scripts.net(activation=partial(steep, slope=2.0)))
+    assert name not in user_code(scripts.net())
+    assert name in user_code(scripts.net(activation=partial(steep, slope=2.0)))
 
 
 def test_models_of_atlas_and_of_torch_have_no_code_of_the_user() -> None:
-    assert own_code(build("cnn-small")) == {}
+    assert user_code(build("cnn-small")) == {}
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    assert own_code(model) == {}
+    assert user_code(model) == {}
     assert fingerprint(model) == former_fingerprint(model)
 
 

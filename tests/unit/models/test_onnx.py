@@ -15,7 +15,7 @@ from torch import Tensor
 from atlas.attacks import PGD
 from atlas.attacks.gradients import check_gradients, has_gradients
 from atlas.errors import CheckpointError, UsageError
-from atlas.models.onnx import load_onnx
+from atlas.models.exported import load_onnx
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -79,7 +79,7 @@ def test_a_copy_in_bfloat16_still_asks_in_the_files_own_precision(tmp_path: Path
 
 
 def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"made for images \[3, 4, 4\] and got \[3, 5, 5\]"):
+    with pytest.raises(UsageError, match=r"must be \[3, 4, 4\], got \[3, 5, 5\]"):
         load_onnx(write(tmp_path / "net.onnx"))(torch.rand(2, 3, 5, 5))
 
 
@@ -87,14 +87,14 @@ def test_images_of_another_shape_are_refused(tmp_path: Path) -> None:
     ("extra", "message"), [("input", "inputs x, z and outputs y"), ("output", "outputs y, hidden")]
 )
 def test_what_is_no_classifier_is_refused(extra: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=f"{message}; wanted one input of images"):
+    with pytest.raises(CheckpointError, match=f"must have one input of images.*{message}"):
         load_onnx(write(tmp_path / "net.onnx", extra=extra))
 
 
 @pytest.mark.parametrize("data", [b"", b"not a graph"])
 def test_a_damaged_file_is_named(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"bad\.onnx is no ONNX file that onnxruntime can load"):
+    with pytest.raises(CheckpointError, match=r"bad\.onnx is not an ONNX file that onnxruntime can load"):
         load_onnx(tmp_path / "bad.onnx")
 
 

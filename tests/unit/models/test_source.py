@@ -206,7 +206,7 @@ def test_a_fingerprint_is_of_the_code_that_a_layer_takes_from_elsewhere(
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("torch:tensor", "does not tell its arguments"),
+        ("torch:tensor", "has no signature"),
         ("net.pth", r"there is no file net\.pth; expected weights"),
         ("nowhere.pt2", r"there is no file nowhere\.pt2; expected weights"),
         ("nowhere.onnx", "there is no file"),

@@ -1,4 +1,4 @@
-"""A user's own model as module.path:factory, found in the working directory."""
+"""A custom model as module.path:factory, found in the working directory."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_its_weights_are_a_function_of_the_seed_and_it_can_be_normalized() -> No
     ("name", "message"),
     [
         ("mine_pkg.nets:bothh", "did you mean 'both'"),
-        ("mine_pkg.nets:not_a_model", "made a dict; wanted"),
+        ("mine_pkg.nets:not_a_model", "must be a function or class .* but it made a dict"),
         ("mine_pkg.nets:needs_more", "missing a required argument: 'width'"),
-        ("mine_pkg.nets:ready", "names a Sequential; wanted a function"),
-        ("mine_pkg.nets:number", "names a int; wanted a function"),
+        ("mine_pkg.nets:ready", "must be a function .* got a Sequential"),
+        ("mine_pkg.nets:number", "must be a function .* got a int"),
         ("mine_pkg.nett:both", "No module named 'mine_pkg.nett'.*importable from"),
         ("mine_broken:both", "ModuleNotFoundError: No module named 'nothing_called_this'"),
         (":both", "importing '' failed"),
