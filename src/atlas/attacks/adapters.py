@@ -80,9 +80,6 @@ class Adapted(Attack[State]):
         if not isinstance(threat, NORMS.get(str(norm).lower(), Threat)):
             raise UsageError(f"{self.name} was made for the norm {norm}, expected that of {threat}")
 
-    def attempts(self, num_classes: int) -> int:
-        return 1
-
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> State:
         return State(fresh.x, fresh.y, fresh.x.clone(), fresh.no_steps())
 

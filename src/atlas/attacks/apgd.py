@@ -14,7 +14,6 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
-from atlas.config import check_counts
 from atlas.objectives import cross_entropy, dlr, targeted_dlr
 from atlas.threat import Threat, per_example
 
@@ -175,13 +174,6 @@ class APGD(AutoPGD):
     steps: int = 100
     restarts: int = 1
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(steps=self.steps, restarts=self.restarts)
-
-    def attempts(self, num_classes: int) -> int:
-        return self.restarts
-
     def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:
         return (cross_entropy if self.loss == "ce" else dlr)(logits_adv, state.y)
 
@@ -197,13 +189,6 @@ class TargetedAPGD(AutoPGD):
     targets: int = 9
     steps: int = 100
     restarts: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
-
-    def attempts(self, num_classes: int) -> int:
-        return min(self.targets, num_classes - 1) * self.restarts
 
     def aims(self, model: Model, fresh: NewAttempts) -> Tensor:
         likeliest = fresh.likeliest_wrong(model, self.targets)

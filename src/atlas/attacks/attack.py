@@ -22,11 +22,13 @@ from atlas.attacks import engine
 from atlas.attacks.engine import NewAttempts, S, Step
 from atlas.attacks.inputs import checked_inputs, explained
 from atlas.attacks.model_variants import BatchNormMode, Model, frozen
-from atlas.config import check_fields
+from atlas.config import check_counts, check_fields
 from atlas.errors import UsageError
 from atlas.rng import Rng, streams
 from atlas.threat import Threat
 
+COUNTS = ("steps", "restarts", "targets", "queries")
+"""Fields that must be integers >= 1 in any attack that has them."""
 LEAST_REACH = 0.5
 """Of eps. The paper's own PGD-20 on MNIST goes two thirds of it."""
 
@@ -56,10 +58,12 @@ class Attack(ABC, Generic[S]):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_counts(**{name: value for name, value in vars(self).items() if name in COUNTS})
 
-    @abstractmethod
     def attempts(self, num_classes: int) -> int:
         """How many attempts are made on each example that is not fooled earlier."""
+        targets = min(getattr(self, "targets", 1), num_classes - 1)
+        return targets * getattr(self, "restarts", 1)
 
     @abstractmethod
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> S:
@@ -156,9 +160,6 @@ class TrainingAttack(Attack[S]):
 
     restarts: int
     expected: ClassVar[str] = "an attack to train on: FGSM() or PGD(steps=10)"
-
-    def attempts(self, num_classes: int) -> int:
-        return self.restarts
 
     @abstractmethod
     def with_default_objective(self, objective: str) -> Self:

@@ -12,7 +12,6 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
-from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
 from atlas.rng import Rng
@@ -61,15 +60,11 @@ class TargetedFAB(Attack[FABState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
         for name in ("alpha_max", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if not 1 <= self.eta < float("inf"):
             raise UsageError(f"eta must be >= 1, to reach the boundary, and finite, got {self.eta}")
-
-    def attempts(self, num_classes: int) -> int:
-        return min(self.targets, num_classes - 1) * self.restarts
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> FABState:
         likeliest = fresh.likeliest_wrong(model, self.targets)

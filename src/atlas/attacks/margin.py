@@ -17,7 +17,6 @@ from atlas.attacks.attack import Attack
 from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model
-from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import margin, targeted_margin
 from atlas.threat import Threat, per_example
@@ -60,7 +59,6 @@ class Margin(Attack[MarginState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(steps=self.steps, restarts=self.restarts)
         if self.step_size is not None and not 0 < self.step_size < float("inf"):
             raise UsageError(f"step_size must be > 0 and finite, in pixel units, got {self.step_size}")
 
@@ -111,9 +109,6 @@ def adam(state: MarginState, gradient: Tensor, length: Tensor) -> tuple[MarginSt
 @dataclass(frozen=True)
 class Untargeted(Margin):
     """Un-T: climb f_u - f_c with c the true class and u = argmax_{i != c} f_i, chosen anew at each step."""
-
-    def attempts(self, num_classes: int) -> int:
-        return self.restarts
 
     def loss(self, logits_adv: Tensor, state: MarginState) -> Tensor:
         return margin(logits_adv, state.y)

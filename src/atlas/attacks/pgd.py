@@ -12,7 +12,6 @@ from atlas.attacks.attack import TrainingAttack
 from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.model_variants import Model, is_random
-from atlas.config import check_counts
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
 from atlas.rng import Rng
@@ -70,7 +69,6 @@ class PGD(TrainingAttack[ClimbState]):
             raise UsageError(
                 "KL has no gradient at x itself: start at 'uniform' or 'gaussian', not at 'clean'"
             )
-        check_counts(steps=self.steps, restarts=self.restarts)
         if self.step_size is not None and self.relative_step is not None:
             raise UsageError("step_size (in pixels) and relative_step (in units of eps) exclude each other")
         for name in ("step_size", "relative_step"):

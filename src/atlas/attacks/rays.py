@@ -66,16 +66,9 @@ class RayS(Attack[RayState]):
     threats: ClassVar[tuple[type[Threat], ...]] = (Linf,)
     looks_at_last: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_counts(queries=self.queries)
-
     @property
     def steps(self) -> int:  # type: ignore[override]
         return self.queries
-
-    def attempts(self, num_classes: int) -> int:
-        return 1
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> RayState:
         x, none = fresh.x, fresh.no_steps()

@@ -12,7 +12,6 @@ from atlas.attacks.engine import NewAttempts, Step
 from atlas.attacks.gradients import input_gradient
 from atlas.attacks.margin import MarginState
 from atlas.attacks.model_variants import Model
-from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
 from atlas.threat import L2, Linf, Threat
@@ -43,12 +42,8 @@ class TargetedShrink(Attack[MarginState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(targets=self.targets, steps=self.steps, restarts=self.restarts)
         if not 1 <= self.far < float("inf"):
             raise UsageError(f"far must be >= 1, in units of eps, and finite, got {self.far}")
-
-    def attempts(self, num_classes: int) -> int:
-        return min(self.targets, num_classes - 1) * self.restarts
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> MarginState:
         likeliest = fresh.likeliest_wrong(model, self.targets)

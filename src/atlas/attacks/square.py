@@ -12,7 +12,6 @@ from torch import Tensor
 from atlas.attacks.attack import Attack
 from atlas.attacks.engine import NewAttempts, State, Step
 from atlas.attacks.model_variants import Model
-from atlas.config import check_counts
 from atlas.errors import UsageError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
@@ -62,16 +61,12 @@ class Square(Attack[SquareState]):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_counts(queries=self.queries, restarts=self.restarts)
         if not 0 < self.p <= 1:
             raise UsageError(f"p must be a share of the image, > 0 and <= 1, got {self.p}")
 
     @property
     def steps(self) -> int:  # type: ignore[override]
         return self.queries
-
-    def attempts(self, num_classes: int) -> int:
-        return self.restarts
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> SquareState:
         x = fresh.x
