@@ -1,4 +1,4 @@
-"""The code blocks of README and CONTRIBUTING, run as they stand."""
+"""The code blocks of the README and the how-to guides, run as they stand."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from atlas import cli
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+GUIDES = ("docs/how-to/add-a-method.md", "docs/how-to/add-an-attack.md")
 SMALL = ["--set", "training.schedule.epochs=1", "--set", "training.schedule.ramp_epochs=0"]
 
 
@@ -28,13 +29,10 @@ def blocks(page: str, language: str) -> list[str]:
     return [dedent(code) for _, kind, code in found if kind == language]
 
 
-def test_every_block_of_both_pages_is_run() -> None:
+def test_every_block_is_run() -> None:
     """A block more needs a test more."""
-    counts = {
-        page: len(BLOCK.findall((ROOT / page).read_text("utf-8")))
-        for page in ("README.md", "CONTRIBUTING.md")
-    }
-    assert counts == {"README.md": 2, "CONTRIBUTING.md": 6}
+    counts = {page: len(BLOCK.findall((ROOT / page).read_text("utf-8"))) for page in ("README.md", *GUIDES)}
+    assert counts == {"README.md": 2, **dict.fromkeys(GUIDES, 3)}
 
 
 def test_readme_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +67,6 @@ def test_readme_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def follow(page: str, place: Path) -> None:
     """Do in a copy of the project what the page's blocks say: write files, add lines to tables, import."""
-    shutil.copytree(ROOT / "src", place / "src", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "tests/conformance", place / "tests/conformance")
     imports = {}
     for code in blocks(page, "python"):
         header, body = code.split("\n", 1)
@@ -90,9 +86,12 @@ def follow(page: str, place: Path) -> None:
         (place / path).write_text(text)
 
 
-def test_the_examples_of_contributing_keep_every_promise(tmp_path: Path) -> None:
-    """Followed to the letter, they pass the conformance tests, train and attack."""
-    follow("CONTRIBUTING.md", tmp_path)
+def test_the_guides_keep_every_promise(tmp_path: Path) -> None:
+    """Followed to the letter, their examples pass the conformance tests, train and attack."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tests/conformance", tmp_path / "tests/conformance")
+    for guide in GUIDES:
+        follow(guide, tmp_path)
     chosen = ["tests/conformance", "-k", "pairing or Walk or has_a_row"]
     tested = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen)
     passed = re.search(r"(\d+) passed", tested)
