@@ -137,8 +137,13 @@ BAD: dict[str, tuple[Callable[[Model, Tensor], Tensor], dict[str, bool]]] = {
     "sigmoids": (lambda f, x: f(x).sigmoid(), {"probabilities": False}),
     "saturation": (lambda f, x: 1000 * f(x), {"zero-gradients": False}),
     "NaN outputs": (lambda f, x: f(x).masked_fill(x[:, :, 14, 14] > 0.9, torch.nan), {"non-finite": True}),
+    "logits that overflow": (lambda f, x: 1e38 * f(x), {"non-finite": True}),
     "NaN gradients": (lambda f, x: f(x) + 0 * x.flatten(1)[:, :1].sqrt(), {"non-finite": True}),
     "the batch's own mean": (lambda f, x: f((x - x.mean(0)).clamp(0, 1)), {"batch-dependent": True}),
+    "BatchNorm over the batch": (
+        lambda f, x: f(F.batch_norm(x, None, None, training=True)),
+        {"batch-dependent": True},
+    ),
     "another answer alone": (lambda f, x: f(x if len(x) > 1 else 1 - x), {"batch-dependent": True}),
     "one answer": (lambda f, x: f(x) + 1000 * F.one_hot(torch.tensor(3), 10), {"constant": False}),
 }
