@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from atlas.cli.subject import named
 from torch import Tensor, nn
 
 from atlas import data
@@ -28,11 +29,10 @@ from atlas.attacks import Attack, Square, frozen
 from atlas.attacks.engine import predict
 from atlas.attacks.model_variants import channels_last
 from atlas.attacks.suites import suite
-from atlas.cli.subject import named
 from atlas.config import number
 from atlas.errors import UsageError, choose
 from atlas.evaluation.plan import Plan, build_attack, chosen_images
-from atlas.evaluation.run_attack import Subject
+from atlas.evaluation.run_attack import AttackedModel
 from atlas.machine import machine
 from atlas.models.source import fingerprint
 from atlas.threat import Linf, eps_text
@@ -102,7 +102,7 @@ def ours(task: AttackTask, attacks: Sequence[Attack], dtype: str = "float32") ->
     """The attacks as an evaluation runs them, without its files, display and extra checks."""
     with frozen(task.model), channels_last(task.model, task.images.pixels(slice(0, 1))):
         plan = Plan(Linf(task.eps), {}, seed=task.seed, attack_dtype=dtype)
-        subject = Subject.of(task.model, task.images, plan, task.batch_size)
+        subject = AttackedModel.of(task.model, task.images, plan, task.batch_size)
         x_adv, left = subject.x.clone(), torch.ones(len(task.y), dtype=torch.bool)
         for attack in attacks:
             engine = subject.under(attack, left)

@@ -71,7 +71,7 @@ def test_at_another_radius(kind: type[Threat]) -> None:
         kind(0.3).at(-0.1)
 
 
-def test_kinds_are_told_apart_and_registered() -> None:
+def test_kinds_are_without_common_folders_and_registered() -> None:
     assert Linf(0.1) != L2(0.1)
     assert set(THREATS.values()) == set(KINDS), "a new threat needs a place in these tests"
 

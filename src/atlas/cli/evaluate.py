@@ -16,7 +16,7 @@ from rich.text import Text
 from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
 from atlas.cli.console import Root, console, say
-from atlas.cli.subject import named, surrogates
+from atlas.cli.named_model import named, surrogates
 from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
 from atlas.distributed.launch import rank, size
@@ -124,10 +124,10 @@ def evaluate(
     """
     if shard is not None:
         leave_with_parent()
-    subject = named(what, model, data, device, _normalization(normalize, mean, std), output)
-    threat = _threat(subject.threat, eps, norm)
-    images = chosen_images(data_sets.load(subject.data, train=False, root=root), n, random, seed)
-    loaded = subject.load(images)
+    target = named(what, model, data, device, _normalization(normalize, mean, std), output)
+    threat = _threat(target.threat, eps, norm)
+    images = chosen_images(data_sets.load(target.data, train=False, root=root), n, random, seed)
+    loaded = target.load(images)
     tables = attack_suites.suite(suite, images.name).attacks.values()
     if surrogate and not any(table["name"] == attack_suites.TRANSFER for table in tables):
         raise UsageError(f"--surrogate is for the black box attack, which suite {suite} has not; try paper")
@@ -137,14 +137,14 @@ def evaluate(
         images.name,
         only=_split(attacks or []),
         alone=alone,
-        surrogates=surrogates(surrogate or [], subject.folder / "surrogates", device, root),
+        surrogates=surrogates(surrogate or [], target.folder / "surrogates", device, root),
         seed=seed,
         attack_dtype=attack_dtype,
         eot=eot,
     )
     key = loaded.fingerprint
     task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
-    folder = out or subject.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
+    folder = out or target.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
     if shard is not None:
         task.run(folder, shard=Shard.parse(shard), progress=False)
         return
@@ -222,7 +222,7 @@ def compare(
     large if the two models were equally robust.
     """
     reports = load_report(first), load_report(second)
-    names = told_apart(first, second)
+    names = without_common_folders(first, second)
     for letter, name in zip("AB", names, strict=True):
         say(f"{letter}: {name}")
     title = f"accuracy on {reports[0].n} images"
@@ -235,7 +235,7 @@ def compare(
     console.print(table)
 
 
-def told_apart(first: Path, second: Path) -> tuple[str, str]:
+def without_common_folders(first: Path, second: Path) -> tuple[str, str]:
     """Both without the folders that they share."""
     one, two = first.absolute(), second.absolute()
     common = Path(os.path.commonpath([one, two]))

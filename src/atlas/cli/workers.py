@@ -18,7 +18,7 @@ from atlas.errors import LostWorkerError
 from atlas.evaluation import Shard, merge
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.evaluation_folder import EvaluationFolder
-from atlas.evaluation.run_attack import Display
+from atlas.evaluation.run_attack import AttackProgress
 from atlas.files import locked
 from atlas.signals import caught_signals
 from atlas.training import connected
@@ -33,7 +33,7 @@ def run_shards(ctx: typer.Context, task: Evaluation, folder: Path, of: int) -> N
     if _claimed(task, folder):
         return
     command = [*ATLAS, "evaluate", *_arguments(ctx), "--out", str(folder)]
-    display, shards = Display(shown=True), [Shard(index, of) for index in range(of)]
+    display, shards = AttackProgress(shown=True), [Shard(index, of) for index in range(of)]
     show = partial(_show, [shard.folder(folder) for shard in shards], display)
     with Workers(of) as workers, caught_signals(workers.kill) as requests, ExitStack() as stack:
         # Files, because a pipe that nobody reads is full at some time, and stops who writes.
@@ -106,7 +106,7 @@ def _arguments(ctx: typer.Context) -> list[str]:
     return words
 
 
-def _show(folders: Sequence[Path], display: Display) -> None:
+def _show(folders: Sequence[Path], display: AttackProgress) -> None:
     """The attack of the slowest process, and the images of all that are in it."""
     found = [note for folder in folders if (note := EvaluationFolder(folder).progress())]
     if found:

@@ -24,7 +24,7 @@ from atlas.evaluation.flags import Flag, after, before, of_classes
 from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint, planned
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
-from atlas.evaluation.run_attack import Display, Subject, finish, interruptible
+from atlas.evaluation.run_attack import AttackedModel, AttackProgress, finish, interruptible
 from atlas.evaluation.shards import Shard
 from atlas.files import locked
 from atlas.models.code import user_code
@@ -149,7 +149,7 @@ class Evaluation:
         place = None
         if folder is not None:
             place = EvaluationFolder(shard.folder(folder) if shard else folder, self.code)
-        display = Display(shown=progress, watched=place if shard else None)
+        display = AttackProgress(shown=progress, watched=place if shard else None)
         if place:
             place.say = display.say
         for label, reason in self.plan.left_out.items():
@@ -170,7 +170,7 @@ class _Work:
 
     evaluation: Evaluation
     place: EvaluationFolder | None
-    display: Display
+    display: AttackProgress
     requests: Requests
     seconds: dict[str, float]
     """Of each attack that is over."""
@@ -181,16 +181,19 @@ class _Work:
         task, plan = self.evaluation, self.evaluation.plan
         images = task.data.subset(shard.part) if shard else task.data
         with self._asking("on the clean images"):
-            subject = Subject.of(task.model, images, plan, task.batch_size, self.requests)
-            right = subject.logits.argmax(1).eq(subject.y).cpu()
+            attacked = AttackedModel.of(task.model, images, plan, task.batch_size, self.requests)
+            right = attacked.logits.argmax(1).eq(attacked.y).cpu()
             if self.place:
                 self.place.claim(task.about)
-                clean = {"ids": images.ids, "y": images.y, "right": right, "logits": subject.logits.cpu()}
+                clean = {"ids": images.ids, "y": images.y, "right": right, "logits": attacked.logits.cpu()}
                 known = self.place.answers(clean, random=plan.eot > 1)
-                self._check_same(subject)
-                subject, right = replace(subject, logits=known["logits"].to(subject.logits)), known["right"]
-        flags = [] if shard else self._probed(subject)
-        results = self._attacked(subject, images.ids, right)
+                self._check_same(attacked)
+                attacked, right = (
+                    replace(attacked, logits=known["logits"].to(attacked.logits)),
+                    known["right"],
+                )
+        flags = [] if shard else self._probed(attacked)
+        results = self._results(attacked, images.ids, right)
         if shard and self.changes:  # a part has no flags of its own
             raise ModelError(f"the model has changed: {self.changes[0].message}")
         if shard is None:
@@ -211,14 +214,14 @@ class _Work:
         then = "run the same command again: what was saved before is intact" if self.place else "start again"
         return model_errors(where, f"Free memory or set a smaller batch_size (--batch-size), then {then}")
 
-    def _check_same(self, subject: Subject) -> None:
+    def _check_same(self, attacked: AttackedModel) -> None:
         """Refuse a model with other gradients than that of the folder, and other surrogates."""
         assert self.place is not None
-        if (gradients := _gradients(subject)) is not None:
+        if (gradients := _gradients(attacked)) is not None:
             self.place.check_gradients(gradients)
-        for label, attack in subject.plan.attacks.items():
+        for label, attack in attacked.plan.attacks.items():
             if isinstance(attack, Transfer):
-                self.place.check_surrogates(label, partial(self._surrogates_at, subject.x, attack))
+                self.place.check_surrogates(label, partial(self._surrogates_at, attacked.x, attack))
 
     def _surrogates_at(self, x: Tensor, attack: Transfer) -> Tensor:
         """The answers of all its surrogates, side by side: [N, classes]."""
@@ -229,19 +232,19 @@ class _Work:
                 answers.append(asked.float().cpu())
         return torch.cat(answers, 1)
 
-    def _probed(self, subject: Subject) -> list[Flag]:
+    def _probed(self, attacked: AttackedModel) -> list[Flag]:
         """The flags before any attack; what nobody must miss is said at once, because attacks take long."""
-        plan = subject.plan
-        model = interruptible(subject.model, self.requests)
+        plan = attacked.plan
+        model = interruptible(attacked.model, self.requests)
         with self._asking("in the honesty checks"):
             flags = probe(
                 model,
-                subject.x,
-                subject.y,
+                attacked.x,
+                attacked.y,
                 plan.threat,
-                rng=subject.rng,
+                rng=attacked.rng,
                 eot=plan.eot > 1,
-                batch_size=subject.batch_size,
+                batch_size=attacked.batch_size,
             )
         self._warn(flags)
         return flags
@@ -253,13 +256,13 @@ class _Work:
             elif flag.grave:
                 self.display.warn(f"{flag.word}: {flag.name}: {flag.message}")
 
-    def _attacked(self, subject: Subject, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:
+    def _results(self, attacked: AttackedModel, ids: Tensor, right: Tensor) -> dict[str, AttackResult]:
         results: dict[str, AttackResult] = {}
         tried = torch.ones_like(right)
-        for label, attack in subject.plan.attacks.items():
+        for label, attack in attacked.plan.attacks.items():
             with self._asking(f"under {label}"):
-                results[label] = result = self._result(label, attack, subject, ids, right, tried)
-            if subject.plan.cascade:
+                results[label] = result = self._result(label, attack, attacked, ids, right, tried)
+            if attacked.plan.cascade:
                 tried = tried & result.survived
         return results
 
@@ -281,20 +284,20 @@ class _Work:
         return result
 
     def _result(
-        self, label: str, attack: Attack, subject: Subject, ids: Tensor, right: Tensor, tried: Tensor
+        self, label: str, attack: Attack, attacked: AttackedModel, ids: Tensor, right: Tensor, tried: Tensor
     ) -> AttackResult:
         """What the attack does to the images of the mask `tried`: from the folder, or by running it."""
-        name, attempts = f"attack-{slug(label)}", attack.attempts(subject.logits.shape[1])
+        name, attempts = f"attack-{slug(label)}", attack.attempts(attacked.logits.shape[1])
         known = (label, attack, attack_table(attack), attempts)
         if kept := self._kept(known, right, tried):
             return kept
-        engine = subject.under(attack, tried)
+        engine = attacked.under(attack, tried)
         self.seconds[label] = finish(
             label, engine, self.place, self.display, self.requests, self.evaluation.save_seconds
         )
         outcome = engine.outcome()
         result = AttackResult.of(*known, columns_of(outcome)).spread(tried)
-        if changes := subject.changes(f"after {label}"):
+        if changes := attacked.changes(f"after {label}"):
             self._warn(changes)
             self.changes.extend(changes)
             if self.place:  # the verdicts are not of one model: they are not kept
@@ -309,12 +312,12 @@ class _Work:
         return result
 
 
-def _gradients(subject: Subject) -> Tensor | None:
+def _gradients(attacked: AttackedModel) -> Tensor | None:
     """The margin's at the first images, [K, ...]; None where there are none, or others each time."""
-    x, y = subject.x[:GRADIENTS], subject.y[:GRADIENTS]
-    if not has_gradients(subject.model, x[:1]):
+    x, y = attacked.x[:GRADIENTS], attacked.y[:GRADIENTS]
+    if not has_gradients(attacked.model, x[:1]):
         return None
     with suppress(NotFinite):
-        one, two = (input_gradients(subject.model, x, y, margin, subject.batch_size) for _ in range(2))
+        one, two = (input_gradients(attacked.model, x, y, margin, attacked.batch_size) for _ in range(2))
         return None if far_apart(one, two) else one.cpu()
     return None

@@ -32,7 +32,7 @@ SAVE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
-class Subject:
+class AttackedModel:
     """The model under attack and its images, on its device, with its answers to the clean ones."""
 
     model: Model
@@ -50,7 +50,7 @@ class Subject:
     @classmethod
     def of(
         cls, model: Model, images: Images, plan: Plan, batch_size: int, requests: Requests = Requests()
-    ) -> Subject:
+    ) -> AttackedModel:
         """What cannot be attacked as planned is refused here, before any time is spent."""
         device = device_of(model)
         x, y = images.pixels(slice(None), device), images.y.to(device)
@@ -65,10 +65,10 @@ class Subject:
             check_gradients(asked, attack, x)
         search = averaged(searched(model, plan.attack_dtype), plan.eot)
         logits = predict(interruptible(asked, requests), x, batch_size)
-        subject = cls(asked, search, x, y, logits, rng, plan, batch_size, None)
+        attacked = cls(asked, search, x, y, logits, rng, plan, batch_size, None)
         first = logits[: max(POOL // batch_size, 1) * batch_size]
-        random = plan.eot > 1 or changed(first, subject.ask_again(len(first)), "at once")
-        return subject if random else replace(subject, first=first)
+        random = plan.eot > 1 or changed(first, attacked.ask_again(len(first)), "at once")
+        return attacked if random else replace(attacked, first=first)
 
     def ask_again(self, count: int) -> Tensor:
         """The model's answers to the first clean images, [count, C]."""
@@ -129,7 +129,7 @@ def finish(
     label: str,
     engine: Engine,
     place: EvaluationFolder | None,
-    display: Display,
+    display: AttackProgress,
     requests: Requests,
     save_seconds: float,
 ) -> float:
@@ -159,7 +159,7 @@ def finish(
 REFRESH_SECONDS = 0.2
 
 
-class Display:
+class AttackProgress:
     """A bar for the attack at hand on a terminal; a line for each attack everywhere.
 
     In the folder `watched` it leaves notes for who shows the bar of several processes.

@@ -187,7 +187,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
             about = {key: report.about[key] for key in ("data_hash", *COMPARED)}
             key = json.dumps([about, list(report.results)], sort_keys=True)
             groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
-    found = [Comparison(tuple(_told_apart(entries))) for entries in groups.values()]
+    found = [Comparison(tuple(_without_common_folders(entries))) for entries in groups.values()]
     places = {run.name: place for place, run in enumerate(runs)}
     first: dict[str, int] = {}
     for each in found:
@@ -207,7 +207,7 @@ def _rank(comparison: Comparison) -> tuple[float, ...]:
     return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
 
 
-def _told_apart(entries: Sequence[Entry]) -> list[Entry]:
+def _without_common_folders(entries: Sequence[Entry]) -> list[Entry]:
     """A run that was evaluated twice in the same way has the folder beside its name."""
     names = [entry.name for entry in entries]
     return [

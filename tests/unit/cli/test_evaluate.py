@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from atlas.attacks import suites
-from atlas.cli.evaluate import told_apart
+from atlas.cli.evaluate import without_common_folders
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.models import build
 from atlas.training.run import RunConfig, train
@@ -202,6 +202,6 @@ def test_compare_of_a_run_names_its_evaluations(
 
 def test_two_evaluations_are_called_by_what_tells_them_apart() -> None:
     one, two = Path("runs/one/evaluations/quick-1"), Path("runs/two/evaluations/quick-1")
-    assert told_apart(one, two) == ("one/evaluations/quick-1", "two/evaluations/quick-1")
-    assert told_apart(one, one) == (str(one), str(one))
-    assert told_apart(one, one / "more") == (str(one), str(one / "more"))
+    assert without_common_folders(one, two) == ("one/evaluations/quick-1", "two/evaluations/quick-1")
+    assert without_common_folders(one, one) == (str(one), str(one))
+    assert without_common_folders(one, one / "more") == (str(one), str(one / "more"))

@@ -139,7 +139,7 @@ def test_curves_over_radius_and_steps_have_the_scores() -> None:
     assert over_steps.lines() == [close([(1, 90), (10, 60), (50, 30)])]
 
 
-def test_series_are_told_apart_by_shape_as_in_static_plots() -> None:
+def test_series_are_without_common_folders_by_shape_as_in_static_plots() -> None:
     assert "".join(SHAPES) == figures.MARKERS
     points = [Point(0, 0.1), Point(1, 0.2)]
     series = [Series(f"s{k}", k, points) for k in range(8)]

@@ -100,7 +100,7 @@ def test_characters_that_the_font_lacks_are_no_warning() -> None:
     assert by_steps(["模型", "模" * 100]).legends
 
 
-def test_long_names_lose_their_middle_and_stay_told_apart() -> None:
+def test_long_names_lose_their_middle_and_stay_without_common_folders() -> None:
     same = [f"{'a' * 50}{k}{'b' * 50}" for k in range(2)]
     labels = [look["label"] for look in figures._looks(["short", *same]).values()]
     assert labels == ["short", *(f"{'a' * 20}…{'b' * 19} ({k})" for k in (2, 3))]

@@ -25,7 +25,7 @@ POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Subject:
+class NamedModel:
     """A model that is named, with what is known of its data and threat."""
 
     what: str
@@ -61,7 +61,7 @@ def named(
     device: str | None,
     normalize: str | Normalization | None = None,
     output: str | None = None,
-) -> Subject:
+) -> NamedModel:
     """Find out what the words of the command line mean; nothing is loaded yet."""
     path = Path(what)
     if path.is_dir():
@@ -76,13 +76,13 @@ def named(
                 f"{what} was trained on {config.data}, whose training images may be test images of {data}: "
                 "omit --data, or train on it"
             )
-        return Subject(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
+        return NamedModel(what, data or config.data, config.threat, path / EVALUATIONS, None, device)
     if ":" not in what and not path.suffix:
         raise UsageError(f"there is no folder {what}; expected a run's folder, {source.KINDS}")
     if data is None:
         raise UsageError("--data is missing: a data set's name or path; a run's folder knows its own")
     name = what.replace(":", ".") if ":" in what else path.stem
-    return Subject(what, data, None, Path(EVALUATIONS) / name, model, device, normalize, output)
+    return NamedModel(what, data, None, Path(EVALUATIONS) / name, model, device, normalize, output)
 
 
 def _place(data: str) -> str:
