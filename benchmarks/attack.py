@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from atlas.cli.subject import named
 from torch import Tensor, nn
 
 from atlas import data
@@ -29,6 +28,7 @@ from atlas.attacks import Attack, Square, frozen
 from atlas.attacks.engine import predict
 from atlas.attacks.model_variants import channels_last
 from atlas.attacks.suites import suite
+from atlas.cli.named_model import named
 from atlas.config import number
 from atlas.errors import UsageError, choose
 from atlas.evaluation.plan import Plan, build_attack, chosen_images
