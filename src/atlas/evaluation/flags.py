@@ -1,8 +1,7 @@
-"""Honesty checks: named flags that say why a number may be better than the model.
+"""Warnings: named flags that say why an accuracy may be higher than the model deserves.
 
 `atlas.evaluation.probes` raises flags before an evaluation, from a few passes of the model; `before` from the
-attacks' settings; `after` from what they found. A fatal flag means that the accuracy must not be given as a
-plain number.
+attacks' settings; `after` from what they found. A fatal flag makes the result invalid.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ from atlas.evaluation.score import Score
 from atlas.threat import Threat, eps_text
 
 MEANINGS = {
-    "probabilities": "attacks want logits: a softmax hides gradients that are too small for floats, so "
-    "robust accuracy can come out too high; give the model without it",
-    "random": "every look at an image gives another answer, and one lucky look is no robustness; attack the "
-    "mean over many looks (--eot 30, eot=30), and see that more of them change nothing",
-    "changing": "verdicts of different moments are of different models; does it count its calls, or adapt to "
-    "the images that it is asked?",
-    "batch-dependent": "what the model says of an image depends on the other images of its batch, so no "
-    "verdict belongs to an image; is BatchNorm in training mode?",
+    "probabilities": "attacks need logits: a softmax rounds small gradients to 0, so robust accuracy can be "
+    "too high; pass the model without its softmax",
+    "random": "the model gives another answer each time, and one lucky answer is not robustness; attack the "
+    "mean of many (--eot 30, eot=30), and check that more of them change nothing",
+    "changing": "verdicts from different times are about different models; does it count its calls, or adapt "
+    "to its inputs?",
+    "batch-dependent": "the answer for an image depends on the other images of its batch, so no verdict "
+    "belongs to one image; is BatchNorm in training mode?",
     "unnormalized": "the model seems to expect normalised images, so these accuracies are not those of the "
     "model as it is used; evaluate it again with that normalisation",
-    "constant": "the accuracy is the share of one class among the images, and a model that has learned "
-    "nothing reaches it too; compare with the accuracy of each class",
-    "class-at-zero": "the accuracy over all classes hides it; see the accuracy of each class",
-    "non-finite": "NaN and infinity pass for robustness, because no attack can climb them, so no accuracy "
+    "constant": "the accuracy is the share of one class among the images, which a model that has learned "
+    "nothing reaches too; look at the accuracy per class",
+    "class-at-zero": "the accuracy over all classes hides this; look at the accuracy per class",
+    "non-finite": "NaN and infinity look like robustness, because no attack can follow them, so no accuracy "
     "can be given",
-    "zero-gradients": "where the gradient vanishes, a gradient attack cannot start, whatever its budget",
-    "not-uphill": "the gradient does not point to where the model errs, as if it were masked, and gradient "
-    "attacks find less than there is",
-    "misleading": "near the images the outputs change otherwise than the gradient says, as where it is "
-    "masked, shattered or noise; gradient attacks find less than there is, and the worst case may be far "
-    "lower: try --suite autoattack, and attack the model without the layer that does it",
-    "large-eps": "with the whole pixel box to move in every image can become one of another class; an "
-    "attack that fails there is broken, and so is the accuracy that it reports",
-    "one-step": "many small steps can do all that a large one does; that they find less is a sign of masked "
-    "gradients",
-    "black-box-stronger": "who sees the gradients can do all that a black box attack does; that they find "
-    "less is a sign of masked gradients or of too small a budget, and the worst case is likely lower still",
-    "far-ahead": "attacks with gradients and similar budgets should find much the same; where the others "
+    "zero-gradients": "where the gradient is 0, a gradient attack cannot start, whatever its budget",
+    "not-uphill": "the gradient does not point to where the model errs, as if it were masked; gradient "
+    "attacks then find too little",
+    "misleading": "near the images the outputs do not change as the gradient says, as if it were masked, "
+    "shattered or noise; gradient attacks then find too little, and the worst case may be far lower: try "
+    "--suite autoattack, and attack the model without the layer that causes it",
+    "large-eps": "if every pixel may take any value, every image can become one of another class; an attack "
+    "that fails even then is broken, and so is the accuracy that it reports",
+    "one-step": "many small steps can do all that one large step does; that they find less is a sign of "
+    "masked gradients",
+    "black-box-stronger": "an attack that sees the gradients can do all that a black-box attack does; that "
+    "they find less is a sign of masked gradients or of too small a budget; the worst case is likely lower",
+    "far-ahead": "attacks with gradients and similar budgets should find about the same; where the others "
     "stall, this one may have stalled too, and the worst case may be lower: try --suite autoattack",
     "queries-only": "attacks with gradients find more, often far more; read the worst case as an upper "
     "bound, and evaluate the model in a form that has gradients if there is one",
-    "short-reach": "most of the ball is out of its reach, and what it leaves says little of the rest; steps "
-    "made for another radius or norm? With relative_step they would follow eps",
-    "still-gaining": "the search had not come to its end; more steps or restarts are likely to fool more",
+    "short-reach": "most of the ball is out of its reach, so it says little about the rest; was the step "
+    "size chosen for another radius or norm? relative_step follows eps",
+    "still-gaining": "the search had not converged; more steps or restarts are likely to fool more",
 }
 """What each flag means."""
 
@@ -96,12 +95,12 @@ class Flag:
 
     @property
     def word(self) -> str:
-        """What stands before it where it is printed."""
+        """The prefix with which it is printed."""
         return "INVALID" if self.fatal else "WARNING" if self.grave else "note"
 
     @property
     def evidence(self) -> str:
-        """The message without its meaning, for who lists many."""
+        """The message without its meaning, for lists of many."""
         return self.message.removesuffix(f": {MEANINGS.get(self.name)}")
 
 
@@ -196,7 +195,7 @@ def _non_finite(records: Sequence[Record]) -> list[Flag]:
         return []
     n = len(records[0].tried)
     counts = ", ".join(f"{count} of {n} images under {name}" for name, count in broken.items())
-    return [raised("non-finite", f"NaN or infinity met at {counts}", fatal=True)]
+    return [raised("non-finite", f"NaN or infinity found for {counts}", fatal=True)]
 
 
 def _black_box_stronger(records: Sequence[Record]) -> list[Flag]:
@@ -256,7 +255,7 @@ def _one_step(records: Sequence[Record]) -> list[Flag]:
 def _still_gaining(records: Sequence[Record]) -> list[Flag]:
     """Late successes count where no other attack had its success early.
 
-    In a chain an attack of the same kind that was given what this one left has gone on in its place.
+    In a cascade, a later attack of the same kind continued on what this one left.
     """
     flags = []
     for k, record in enumerate(records):
