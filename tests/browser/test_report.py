@@ -71,8 +71,9 @@ def test_it_opens_from_disk_and_asks_for_nothing(opened: Chromium, report: Path)
 def test_the_policy_is_in_force(opened: Chromium) -> None:
     """What the page does not do, somebody else cannot make it do: so the test above can fail."""
     opened.evaluate("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
-    script = "Object.assign(document.createElement('script'), {text: 'window.ran = 1'})"
-    opened.evaluate(f"window.alien = {script}")
+    opened.evaluate(
+        "window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})"
+    )
     opened.evaluate("document.body.append(window.alien)")
     assert opened.evaluate("typeof window.ran") == "undefined"
     opened.evaluate("new Promise(done => setTimeout(done, 300))")
@@ -94,7 +95,7 @@ def test_every_image_is_shown(opened: Chromium) -> None:
     assert len(widths) == opened.evaluate("document.querySelectorAll('.exhibit').length") + 2 * attacked
     assert min(widths) == 28
     assert opened.evaluate("document.querySelectorAll('svg.chart').length") == 4
-    assert opened.evaluate("document.querySelector('path.collapse') !== null")
+    assert opened.evaluate("document.querySelector('svg .collapse use') !== null")
 
 
 def test_it_sorts_by_click(opened: Chromium) -> None:
@@ -129,6 +130,22 @@ def test_the_theme_follows_the_system_and_a_switch(opened: Chromium) -> None:
     assert opened.evaluate(PAPER) == dark
     pressed = "[...document.querySelectorAll('.themes button')].map(b => b.ariaPressed)"
     assert opened.evaluate(pressed) == ["false", "false", "true"]
+
+
+def test_charts_are_drawn_in_the_colours_of_the_theme(opened: Chromium) -> None:
+    """Lines, markers and texts of each chart: matplotlib's SVG as the browser computes it."""
+    drawn = "[...document.querySelectorAll('svg.chart .line {}')].map(e => getComputedStyle(e).{})"
+    parts = [("path[fill=none]", "stroke"), ("use", "fill")]
+    light = [set(opened.evaluate(drawn.format(*part))) for part in parts]
+    assert light[0] == light[1]
+    assert len(light[0]) == 3
+    texts = "[...document.querySelectorAll('svg.chart text')].map(e => getComputedStyle(e).fill)"
+    text = set(opened.evaluate(texts))
+    opened.look(1100, 900, dark=True)
+    dark = [set(opened.evaluate(drawn.format(*part))) for part in parts]
+    assert dark[0] == dark[1]
+    assert not dark[0] & light[0]
+    assert not set(opened.evaluate(texts)) & text
 
 
 @pytest.mark.parametrize("width", [320, 375, 768])
@@ -235,8 +252,9 @@ def test_fingers_and_small_screens(browser: Chromium, report: Path) -> None:
     """Buttons large enough to be hit, intervals below their numbers, names of the gallery not cut."""
     browser.look(320, 700, phone=True)
     browser.open(report)
-    boxes = f"{HEADS}.map(b => b.getBoundingClientRect())"
-    sizes = browser.evaluate(f"{boxes}.map(r => Math.min(r.width, r.height))")
+    sizes = browser.evaluate(
+        f"{HEADS}.map(b => b.getBoundingClientRect()).map(r => Math.min(r.width, r.height))"
+    )
     assert min(sizes) >= 44
     small = "[...document.querySelectorAll('.sortable td small')].map(s => getComputedStyle(s).display)"
     assert set(browser.evaluate(small)) == {"block"}

@@ -73,8 +73,9 @@ def report(
     of each run; what it finds is kept in the run's folder, so the next report is instant. The folder of an
     evaluation holds no model to attack: it gives table, warnings, classes and the images it has kept.
     """
-    from atlas.reports import figures, page, write
+    from atlas.reports import page, write
     from atlas.reports.collect import Given, collect
+    from atlas.reports.plots import save_figures
     from atlas.reports.quick_attack import Settings, grouped
 
     suffix = "" if out is None else out.suffix.lower()
@@ -95,7 +96,7 @@ def report(
     attack = not no_attack and (kind == "html" or plots is not None)
     studies = write.studied(found, Settings(n, steps), root=root) if attack else {}
     if plots is not None:
-        files = figures.save_figures(plots, found, grouped(studies))
+        files = save_figures(plots, found, grouped(studies))
         _say(f"{len(files)} plots in {plots}")
     if kind == "html":
         out = out or Path("report.html")

@@ -12,7 +12,7 @@ from typing import Any
 from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import COMPARED, Paired, compared, paired
 from atlas.reports.collect import Run
-from atlas.reports.formatting import p_words, threat_words
+from atlas.reports.formatting import p_text, threat_text
 from atlas.reports.tables import Cell, Table
 from atlas.terminal import duration
 
@@ -64,7 +64,7 @@ class Comparison:
     @property
     def setting(self) -> str:
         """Data set and threat: the parts of a page."""
-        return f"{self.about['data']}, {threat_words(self.about['threat'])}"
+        return f"{self.about['data']}, {threat_text(self.about['threat'])}"
 
     @property
     def worst_words(self) -> str:
@@ -175,7 +175,7 @@ def _difference(pair: Paired | None) -> Cell:
         return Cell("")
     low, high = pair.interval
     points = 100 * (pair.only_b - pair.only_a) / pair.n
-    return Cell(f"{points:+.1f}", points, (-100 * high, -100 * low), note=p_words(pair.p_value))
+    return Cell(f"{points:+.1f}", points, (-100 * high, -100 * low), note=p_text(pair.p_value))
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
@@ -187,7 +187,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
             about = {key: report.about[key] for key in ("data_hash", *COMPARED)}
             key = json.dumps([about, list(report.results)], sort_keys=True)
             groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
-    found = [Comparison(tuple(_without_common_folders(entries))) for entries in groups.values()]
+    found = [Comparison(tuple(_with_unique_names(entries))) for entries in groups.values()]
     places = {run.name: place for place, run in enumerate(runs)}
     first: dict[str, int] = {}
     for each in found:
@@ -207,7 +207,7 @@ def _rank(comparison: Comparison) -> tuple[float, ...]:
     return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
 
 
-def _without_common_folders(entries: Sequence[Entry]) -> list[Entry]:
+def _with_unique_names(entries: Sequence[Entry]) -> list[Entry]:
     """A run that was evaluated twice in the same way has the folder beside its name."""
     names = [entry.name for entry in entries]
     return [
@@ -224,7 +224,7 @@ def long_table(runs: Sequence[Run]) -> Table:
             for label in comparison.columns:
                 score = comparison.score(entry, label)
                 known = [entry.name, entry.folder, str(comparison.about["data"])]
-                threat = threat_words(comparison.about["threat"])
+                threat = threat_text(comparison.about["threat"])
                 pair = comparison.to_the_best(entry, label)
                 p_value = Cell.number(pair.p_value, "{:.2g}") if pair else ""
                 rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
@@ -263,7 +263,7 @@ def verdict(comparison: Comparison) -> str:
 def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
     """Who leads, and over whom that may be chance."""
     others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
-    tied = [f"{e.name} ({p_words(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
+    tied = [f"{e.name} ({p_text(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
     have = "share" if len(leaders) > 1 else "has"
     start = f"{_listed([entry.name for entry in leaders])} {have} the highest accuracy "
     start += f"{comparison.worst_words}, {comparison.score(leaders[0], WORST)}, n = {comparison.n:,}"
@@ -272,7 +272,7 @@ def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
     largest = max((pair.p_value for _, pair in others if pair), default=1.0)
     if largest >= LEVEL:  # nobody is behind
         return f"{start}."
-    return f"{start}; on these images that is more than chance ({p_words(largest)}; one training of each)."
+    return f"{start}; on these images that is more than chance ({p_text(largest)}; one training of each)."
 
 
 def _invalid(comparison: Comparison) -> str:

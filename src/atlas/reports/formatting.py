@@ -1,4 +1,4 @@
-"""Numbers and names as a reader wants them."""
+"""Numbers, names and settings as text."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from atlas.training.settings import REGISTRIES
 
 NORMS = {"linf": "L∞", "l2": "L2"}
 LEAST_P = 0.001
-"""Smaller p-values are not told apart in words."""
+"""Smaller p-values are written as "p < 0.001"."""
 
 
-def threat_words(table: Mapping[str, Any]) -> str:
+def threat_text(table: Mapping[str, Any]) -> str:
     """From a threat's table: L∞, ε = 0.3."""
     name = str(table["name"])
     return f"{NORMS.get(name, name)}, ε = {eps_text(float(table['eps']))}"
 
 
-def p_words(p: float) -> str:
+def p_text(p: float) -> str:
+    """A p-value."""
     return f"p = {p:.2g}" if p >= LEAST_P else f"p < {LEAST_P}"
 
 
 def settings(table: Mapping[str, Any]) -> str:
-    """A table in one line, without what is not set, but for an attack's step: it takes one all the same."""
+    """A table in one line, without unset values, but an attack's default step size is mentioned."""
     parts = [
         f"{key} {f'({settings(value)})' if isinstance(value, Mapping) else value}"
         for key, value in table.items()
@@ -43,7 +44,12 @@ def settings(table: Mapping[str, Any]) -> str:
     return one_line(", ".join([*filter(None, [str(table.get("name", ""))]), *parts]))
 
 
-def method_words(method: object) -> str:
+def settings_json(table: Mapping[str, Any]) -> str:
+    """All settings, as `config.json` has them."""
+    return json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False)
+
+
+def method_text(method: object) -> str:
     """The method's name and its weights."""
     table = table_of(method, REGISTRIES)
     return settings({k: v for k, v in table.items() if k in ("name", "alpha", "beta", "gamma")})
@@ -52,27 +58,22 @@ def method_words(method: object) -> str:
 def trained_on(method: Method, threat: Threat) -> str:
     """The attack of the training and its radius."""
     if method.attack is None:
-        return "images as they are, without an attack"
-    words = threat_words(table_of(threat, REGISTRIES))
-    return f"{settings(table_of(method.attack, REGISTRIES))}; {words}"
+        return "clean images, without an attack"
+    attack = settings(table_of(method.attack, REGISTRIES))
+    return f"{attack}; {threat_text(table_of(threat, REGISTRIES))}"
 
 
-def course_words(training: Training) -> str:
-    """How long and how fast it was trained."""
+def training_text(training: Training) -> str:
+    """Epochs, optimizer, schedule and batch size."""
     schedule, optimizer = training.schedule, training.optimizer
     most = "at most " if schedule.kind == "guided" else ""
     epochs = f"{most}{schedule.epochs} epoch{'s' if schedule.epochs != 1 else ''}"
-    pace = f"{optimizer.kind} with lr {optimizer.lr:g}, {schedule.kind}"
-    return f"{epochs}, {pace}, batches of {training.batch_size}"
-
-
-def whole(table: Mapping[str, Any]) -> str:
-    """All settings, as `config.json` has them."""
-    return json.dumps(table, indent=2, sort_keys=True, ensure_ascii=False)
+    rate = f"{optimizer.kind} with lr {optimizer.lr:g}, {schedule.kind}"
+    return f"{epochs}, {rate}, batches of {training.batch_size}"
 
 
 def identity(model: str) -> str:
-    """By what a model is known, a digest without its end."""
+    """What identifies a model; of a digest the first 16 digits."""
     return model[:16] if re.fullmatch("[0-9a-f]{64}", model) else model
 
 

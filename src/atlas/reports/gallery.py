@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,12 +78,6 @@ def make_gallery(studies: Mapping[str, Study]) -> list[Exhibit]:
             image, name = png(study.x[place]), study.named(label)
             exhibits[label] = Exhibit(int(study.ids[index]), name, image, views)
     return [exhibits[label] for label in sorted(exhibits)]
-
-
-def scale_of_all(exhibits: Sequence[Exhibit]) -> float | None:
-    """By how much perturbations are enlarged, where that is one number."""
-    scales = {view.scale for exhibit in exhibits for view in exhibit.views if view.change}
-    return scales.pop() if len(scales) == 1 else None
 
 
 def _right(study: Study, index: int) -> bool:

@@ -1,29 +1,49 @@
-"""The look of plots in papers, and how they are saved: PDF, SVG and PNG, without a display."""
+"""Plots: the style of plots for papers, the curves of a report, and SVG that follows the theme of a page."""
 
 from __future__ import annotations
 
 import io
+import math
+import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import matplotlib
+from markupsafe import Markup
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.markers import MarkerStyle
 from matplotlib.rcsetup import cycler
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from atlas.files import write_atomic
+from atlas.reports.collect import Epoch, Run
+from atlas.reports.quick_attack import STEPS, Study, valid
+from atlas.reports.tables import Cell, Table
 from atlas.terminal import one_line
+from atlas.threat import eps_text
 
 SINGLE, DOUBLE = 3.25, 6.75
 """Inches: one column of a two-column paper, and both."""
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito 2008: told apart with any common colour vision."""
+"""Okabe and Ito 2008: distinguishable with any common colour vision."""
+MARKERS = "osD^vPX"
+"""They differ as the colours do, for print in gray. Further curves are dashed, with hollow markers."""
+GRID, INK, SOFT, BAD, PAPER = "#d9d9d9", "#1b1e23", "#5d636d", "#b3261e", "#ffffff"
 LONGEST, WIDEST = 40, 2.6
 """Characters and inches of a name in a legend: what fits below one column."""
+LEGEND_LINE, LEGEND_HANDLE, LEGEND_GAP = 0.15, 0.35, 0.2
+"""Inches: the height of a line of a legend, the space before a name, and between columns."""
+MOST_DOTS = 40
+"""Longer curves have markers at evenly spaced points only."""
+MOST_BANDS = 4
+"""The intervals of more curves would hide each other, and are left to the values below the chart."""
 FORMATS = ("pdf", "svg", "png")
 STYLE: Any = {
     "font.family": "sans-serif",
@@ -40,7 +60,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#d9d9d9",
+    "grid.color": GRID,
     "grid.linewidth": 0.4,
     "lines.linewidth": 1.3,
     "lines.markersize": 3.5,
@@ -53,11 +73,34 @@ STYLE: Any = {
     "svg.fonttype": "none",  # text as text
     "svg.hashsalt": "atlas",  # the same figure gives the same file
 }
+PAGE_STYLE: Any = {
+    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 12),
+    **dict.fromkeys(("text.color", "axes.labelcolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT),
+    "axes.spines.left": False,
+    "axes.grid.axis": "y",
+    "axes.linewidth": 1,
+    "grid.linewidth": 1,
+    "lines.linewidth": 2,
+    "lines.markersize": 6.4,
+    "ytick.major.size": 0,
+    "ytick.major.pad": 8,
+    "figure.constrained_layout.use": False,
+}
+"""On top of STYLE, for charts on a page."""
+THEME = {colour.lower(): f"var(--c{k})" for k, colour in enumerate(PALETTE)} | {
+    GRID: "var(--grid)",
+    INK: "var(--ink)",
+    SOFT: "var(--soft)",
+    BAD: "var(--bad)",
+    PAPER: "var(--page)",
+}
+"""The variable of the page's style for each colour, so that charts follow its light and dark theme."""
 
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw within this, and what was set before comes back."""
+    """Draw within this; the settings from before are restored."""
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -76,39 +119,8 @@ def label(text: str) -> str:
     return f"\N{THIN SPACE}{shown}" if shown.startswith("_") else shown
 
 
-def text_width(text: str) -> float:
-    """Inches that text takes in a legend; within `style()`."""
-    font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
-    with _any_characters():
-        points, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(points) / 72
-
-
-def shortened(text: str) -> str:
-    """Text without its middle where it is too long for a legend: names differ at their ends."""
-    text = one_line(text)
-    keep = min(len(text), LONGEST)
-    while text_width(shown := _without_middle(text, keep)) > WIDEST:
-        keep -= 1
-    return shown
-
-
-def _without_middle(text: str, keep: int) -> str:
-    if len(text) <= keep:
-        return text
-    return f"{text[: keep // 2].rstrip()}…{text[len(text) - (keep - 1) // 2 :].lstrip()}"
-
-
-@contextmanager
-def _any_characters() -> Iterator[None]:
-    """Characters that the font lacks are drawn as boxes: nothing that anybody has to be warned of."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
-
-
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write path.pdf, path.svg and path.png, each whole or not at all, the same bytes for the same figure."""
+    """Write path.pdf, path.svg and path.png, each atomically, the same bytes for the same figure."""
     written = []
     for kind in FORMATS:
         place = path.with_name(f"{path.name}.{kind}")
@@ -125,6 +137,349 @@ def rendered(figure: Figure, kind: str) -> bytes:
         "png": {"Software": None},
     }
     buffer = io.BytesIO()
-    with style(), _any_characters():
+    with style(), _without_glyph_warnings():
         figure.savefig(buffer, format=kind, metadata=undated[kind])
     return buffer.getvalue()
+
+
+@contextmanager
+def _without_glyph_warnings() -> Iterator[None]:
+    """Characters that the font lacks are drawn as boxes, without a warning."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve of a chart; points without a value are not drawn."""
+
+    run: str
+    index: int
+    """Of the run, which has a colour and a marker."""
+    points: Sequence[tuple[float, Cell]]
+    what: str = ""
+    """Which of the run's curves this is, if there are several."""
+    faint: bool = False
+    """Without markers, beside another curve of the run."""
+    marks: Mapping[str, float] | None = None
+    """Where the "best" epoch and a "collapse" are, along x."""
+
+    @property
+    def label(self) -> str:
+        return ", ".join(filter(None, [self.run, self.what]))
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves over a common axis."""
+
+    name: str
+    """Of its file; unique on a page."""
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    x_text: Callable[[float], str]
+    """A value of x in words."""
+    x_limits: tuple[float, float]
+    x_ticks: Sequence[float] = ()
+    """Of a logarithmic x axis; none of a linear one."""
+    y_log: bool = False
+    """Else y is in percent."""
+    guide: tuple[float, str] | None = None
+    """A vertical line: its x and what is written above it."""
+
+    @property
+    def values(self) -> Table:
+        """Its numbers."""
+        cells = [dict(curve.points) for curve in self.curves]
+        rows = [
+            [self.x_text(x), *(each.get(x, "") for each in cells)]
+            for x in sorted({x for each in cells for x in each})
+        ]
+        return Table.of(self.title, [self.x_label, *(curve.label for curve in self.curves)], rows)
+
+    def draw(self, axes: Any, labels: Mapping[str, str]) -> dict[str, list[str]]:
+        """Draw within `style()`, with these labels of runs; the tooltips of markers, by the artist's gid."""
+        hints: dict[str, list[str]] = {}
+        banded = len(self.curves) <= MOST_BANDS
+        for number, curve in enumerate(self.curves):
+            points = [(x, cell) for x, cell in curve.points if cell.value is not None]
+            look = look_of(curve.index)
+            if banded:
+                _draw_band(axes, points, look["color"])
+            y = [cell.value for _, cell in points]
+            every = max(1, math.ceil(len(points) / MOST_DOTS))
+            if curve.faint:
+                faint = {"marker": "", "alpha": 0.4, "lw": 0.7 * matplotlib.rcParams["lines.linewidth"]}
+                axes.plot([x for x, _ in points], y, **{**look, **faint}, gid=f"faint:{number}")
+                continue
+            named = {"label": labels.get(curve.run, ""), "gid": f"line:{number}"}
+            axes.plot([x for x, _ in points], y, **look, **named, markevery=every, clip_on=False)
+            hints[f"line:{number}"] = [self._hint(curve, x, cell) for x, cell in points[::every]]
+            for kind, at in (curve.marks or {}).items():
+                if cell := dict(points).get(at):
+                    _draw_mark(axes, kind, at, cell, look["color"], f"{kind}:{number}")
+                    hints[f"{kind}:{number}"] = [self._hint(curve, at, cell, f", {kind}")]
+        self._draw_axes(axes)
+        return hints
+
+    def _hint(self, curve: Curve, x: float, cell: Cell, kind: str = "") -> str:
+        return f"{curve.label}{kind}: {self.x_text(x)}: {cell.text} {cell.bounds}".rstrip()
+
+    def _draw_axes(self, axes: Any) -> None:
+        if self.guide is not None:
+            axes.axvline(self.guide[0], color=SOFT, lw=0.8, ls=(0, (2, 3)), gid="guide:0")
+            where = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            axes.text(self.guide[0], 1.01, label(self.guide[1]), **where, color=SOFT, gid="guide-text:0")
+        cells = [cell for curve in self.curves for _, cell in curve.points if cell.value is not None]
+        low, high = min((_low(cell) for cell in cells), default=0.0), max(map(_high, cells), default=1.0)
+        number = FuncFormatter(lambda value, _: f"{value:g}")
+        axes.set(xlabel=self.x_label, ylabel=self.y_label, xlim=self.x_limits)
+        if self.x_ticks:
+            axes.set(xscale="log", xticks=self.x_ticks, xlim=self.x_limits)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(7, integer=self.x_limits[1] > 1, steps=[1, 2, 5, 10]))
+        axes.xaxis.set_major_formatter(number)
+        if self.y_log:
+            bottom = math.floor(math.log10(low)) if low > 0 else 0
+            top = max(bottom + 1, math.ceil(math.log10(high)))
+            axes.set(yscale="log", ylim=(10.0**bottom, 10.0**top))
+            axes.yaxis.set_major_formatter(number)
+        else:
+            tens = 10 * math.floor(low / 10) if low > 50 and self.x_ticks else 0
+            axes.set(ylim=(tens, 100))
+            axes.yaxis.set_major_locator(MultipleLocator(20 if tens < 70 else 10))
+        axes.minorticks_off()
+
+    @property
+    def svg(self) -> Markup:
+        """For a page: text as text, colours of its theme, no style attributes, which its policy forbids."""
+        with matplotlib.rc_context({**STYLE, **PAGE_STYLE}), _without_glyph_warnings():
+            figure = Figure(figsize=(460 / 72, 280 / 72))
+            axes = figure.add_axes((0.12, 0.165, 0.85, 0.765))
+            axes.patch.set_visible(False)
+            figure.patch.set_visible(False)
+            hints = self.draw(axes, {})
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return _for_page(ET.fromstring(buffer.getvalue()), self.name, self.title, hints)
+
+
+def look_of(index: int) -> dict[str, Any]:
+    """Colour, marker and line of a curve."""
+    colour, dashed = PALETTE[index % len(PALETTE)], index >= len(PALETTE)
+    marker = {"marker": MARKERS[index % len(MARKERS)], "markerfacecolor": PAPER if dashed else colour}
+    return {"color": colour, "linestyle": "--" if dashed else "-", **marker}
+
+
+def _draw_band(axes: Any, points: Sequence[tuple[float, Cell]], colour: str) -> None:
+    if len(points) > 1 and all(cell.interval for _, cell in points):
+        low, high = ([end(cell) for _, cell in points] for end in (_low, _high))
+        axes.fill_between([x for x, _ in points], low, high, color=colour, alpha=0.14, lw=0, gid="band:0")
+
+
+def _draw_mark(axes: Any, kind: str, x: float, cell: Cell, colour: str, gid: str) -> None:
+    """A ring around the best epoch; a cross where the model collapsed."""
+    size = 1.9 * matplotlib.rcParams["lines.markersize"]
+    if kind == "best":
+        axes.plot([x], [cell.value], "o", markersize=size, markerfacecolor="none", color=colour, gid=gid)
+        return
+    axes.plot([x], [cell.value], "x", markersize=size, markeredgewidth=2, color=BAD, zorder=5, gid=gid)
+    over = x > 0.8 * axes.dataLim.x1  # there the text would leave the chart
+    axes.annotate(
+        kind,
+        (x, cell.value or 0.0),
+        (-8 if over else 8, 8),
+        textcoords="offset points",
+        ha="right" if over else "left",
+        color=BAD,
+        gid="collapse-text:0",
+    )
+
+
+def _low(cell: Cell) -> float:
+    return cell.interval[0] if cell.interval else cell.value or 0.0
+
+
+def _high(cell: Cell) -> float:
+    return cell.interval[1] if cell.interval else cell.value or 0.0
+
+
+def _for_page(root: ET.Element, name: str, title: str, hints: Mapping[str, Sequence[str]]) -> Markup:
+    """matplotlib's SVG as part of a page: `kind:number` ids become classes, other ids begin with `name`."""
+    for parent in list(root.iter()):
+        parent.tag = parent.tag.rpartition("}")[2]
+        for child in list(parent):
+            if child.tag.rpartition("}")[2] in ("metadata", "style", "clipPath"):
+                parent.remove(child)
+    parents = {child: parent for parent in root.iter() for child in parent}
+    for node in root.iter():
+        gid = node.get("id", "")
+        for hint, mark in zip(hints.get(gid, ()), node.iter("use"), strict=False):
+            ET.SubElement(mark, "title").text = hint
+        in_defs = node in parents and parents[node].tag == "defs"
+        attributes = dict(_attribute(key, value, name) for key, value in _styles(node).items())
+        dropped = () if in_defs else ("id",)
+        node.attrib = {key: value for key, value in attributes.items() if key and key not in dropped}
+        if ":" in gid:
+            node.set("class", gid.partition(":")[0])
+        if node.tag not in ("text", "tspan", "title"):
+            node.text = None
+        node.tail = None
+    root.attrib = {"viewBox": root.attrib["viewBox"], "class": "chart", "role": "img", "aria-label": title}
+    return Markup(ET.tostring(root, encoding="unicode"))
+
+
+def _styles(node: ET.Element) -> dict[str, str]:
+    """The attributes of an element, with the properties of its style as attributes too."""
+    rest = {key: value for key, value in node.attrib.items() if key != "style"}
+    pairs = [part.partition(":") for part in node.get("style", "").split(";") if ":" in part]
+    return rest | {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def _attribute(key: str, value: str, name: str) -> tuple[str, str]:
+    """As a page has it; without a key where it has none: fonts are those of the page's style."""
+    key = key.rpartition("}")[2]
+    if key.startswith("font") or key == "clip-path" or value.startswith("rotate(-0 "):
+        return "", ""
+    if key == "id":
+        return key, f"{name}-{value}"
+    if key == "href":
+        return key, f"#{name}-{value[1:]}"
+    if key == "d":
+        value = re.sub(r"\s*([A-Za-z])\s*", r"\1", value)
+    return key, THEME.get(value.lower(), re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.4g}", value))
+
+
+def colour_class(index: int) -> str:
+    """The class of the page's style with the colour of a run."""
+    return f"s{index % len(PALETTE)}"
+
+
+def swatch(index: int) -> Markup:
+    """The marker of a curve, to stand before its run's name."""
+    marker = MarkerStyle(MARKERS[index % len(MARKERS)])
+    path = marker.get_path().transformed(marker.get_transform())
+    letters = {1: "M", 2: "L", 4: "C", 79: "Z"}
+    steps = [
+        letters[int(code)] + ("" if code == 79 else " ".join(f"{100 * value:.0f}" for value in points))
+        for points, code in path.iter_segments()
+    ]
+    kind = f"swatch {colour_class(index)}" + (" dashed" if index >= len(PALETTE) else "")
+    root = ET.Element("svg", {"viewBox": "-70 -70 140 140", "class": kind, "aria-hidden": "true"})
+    ET.SubElement(root, "path", {"d": "".join(steps), "transform": "scale(1 -1)"})
+    return Markup(ET.tostring(root, encoding="unicode"))
+
+
+def study_charts(studies: Mapping[str, Study], colours: Mapping[str, int], end: str = "") -> list[Chart]:
+    """Robust accuracy against the radius and against the steps of the quick attack, of valid studies.
+
+    `end` ends the names of the charts.
+    """
+    sound, eps = valid(studies), next(iter(studies.values())).threat.eps
+    radius, steps = (
+        [
+            Curve(name, colours[name], [(float(x), Cell.of(score)) for x, score in getattr(study, by)])
+            for name, study in sound.items()
+        ]
+        for by in ("by_radius", "by_steps")
+    )
+    largest = max((x for curve in radius for x, _ in curve.points), default=eps)
+    return [
+        Chart(
+            f"radius{end}",
+            "Accuracy under attack against the radius of the attack",
+            "ε",
+            "accuracy (%)",
+            radius,
+            lambda x: f"ε = {eps_text(x)}",
+            (0.0, largest),
+            guide=(eps, f"ε = {eps_text(eps)}"),
+        ),
+        Chart(
+            f"steps{end}",
+            "Accuracy under attack against its steps",
+            "steps of the attack",
+            "accuracy (%)",
+            steps,
+            lambda x: f"{x:g} steps",
+            (STEPS[0], STEPS[-1]),
+            x_ticks=STEPS,
+        ),
+    ]
+
+
+def training_charts(runs: Sequence[Run], colours: Mapping[str, int]) -> list[Chart]:
+    """Validation accuracy, robust and clean, and the squared Jacobian norm by epoch."""
+    accuracy, jacobian = list[Curve](), list[Curve]()
+    for run in runs:
+        index, events = colours[run.name], {"best": run.best, "collapse": run.collapse}
+        marks = {kind: float(epoch.number) for kind, epoch in events.items() if epoch is not None}
+        clean = [_at(e, 100 * e.clean, "{:.1f}%") for e in run.epochs]
+        robust = [_at(e, 100 * e.robust, "{:.1f}%") for e in run.epochs]
+        accuracy.append(Curve(run.name, index, clean, "clean", faint=True))
+        accuracy.append(Curve(run.name, index, robust, "robust", marks=marks))
+        norms = [_at(e, e.jacobian, "{:.4g}") for e in run.epochs]
+        jacobian.append(Curve(run.name, index, norms, marks=marks))
+    last = max((epoch.number for run in runs for epoch in run.epochs), default=1)
+    common: dict[str, Any] = {"x_text": lambda x: f"epoch {x:g}", "x_limits": (0, last)}
+    validation = ("validation", "Validation accuracy by epoch", "epoch", "validation (%)", accuracy)
+    norm = ("jacobian", "Squared Jacobian norm by epoch", "epoch", "‖J‖²", jacobian)
+    return [Chart(*validation, **common), Chart(*norm, **common, y_log=True)]
+
+
+def _at(epoch: Epoch, value: float, pattern: str) -> tuple[float, Cell]:
+    finite = math.isfinite(value)
+    return float(epoch.number), Cell.number(value, pattern) if finite else Cell("not finite")
+
+
+def save_figures(folder: Path, runs: Sequence[Run], groups: Sequence[Mapping[str, Study]]) -> list[Path]:
+    """Write every plot that there are numbers for; the files written."""
+    colours = {run.name: index for index, run in enumerate(runs)}
+    made: dict[str, list[Chart]] = {}
+    for number, group in enumerate(groups, 1):
+        charts = study_charts(group, colours, f"-{number}" if len(groups) > 1 else "")
+        made |= {chart.name: [chart] for chart in charts if chart.curves}
+    trained = [run for run in runs if run.epochs]
+    if trained:
+        made["training"] = training_charts(trained, colours)
+    return [path for name, charts in made.items() for path in save(paper_figure(charts), folder / name)]
+
+
+def paper_figure(charts: Sequence[Chart]) -> Figure:
+    """Charts side by side, with a legend below them."""
+    with style():
+        names = list(dict.fromkeys(curve.run for chart in charts for curve in chart.curves))
+        short = [_shortened(name) for name in names]
+        unique = [f"{text} ({k})" if short.count(text) > 1 else text for k, text in enumerate(short, 1)]
+        labels = {name: label(text) for name, text in zip(names, unique, strict=True)}
+        figure, panels = subplots(1, len(charts), width=SINGLE if len(charts) == 1 else DOUBLE, squeeze=False)
+        for chart, axes in zip(charts, panels[0], strict=True):
+            chart.draw(axes, labels)
+        handles, texts = panels[0][0].get_legend_handles_labels()
+        column = LEGEND_HANDLE + max(map(_text_width, texts), default=0.0) + LEGEND_GAP
+        columns = max(1, int(figure.get_figwidth() / column))
+        lines = math.ceil(len(texts) / columns)
+        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * (lines + 1))
+        figure.legend(handles, texts, loc="outside lower center", ncols=columns, columnspacing=1.5)
+    return figure
+
+
+def _text_width(text: str) -> float:
+    """Inches that text takes in a legend; within `style()`."""
+    font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
+    with _without_glyph_warnings():
+        points, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
+    return float(points) / 72
+
+
+def _shortened(text: str) -> str:
+    """Text without its middle where it is too long for a legend: names differ at their ends."""
+    text = shown = one_line(text)
+    keep = LONGEST + 1
+    while len(shown) > LONGEST or _text_width(shown) > WIDEST:
+        keep = min(keep, len(text)) - 1
+        shown = f"{text[: keep // 2].rstrip()}…{text[len(text) - (keep - 1) // 2 :].lstrip()}"
+    return shown

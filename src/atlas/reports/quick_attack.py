@@ -134,6 +134,11 @@ def grouped(studies: Mapping[str, Study]) -> list[dict[str, Study]]:
     return list(groups.values())
 
 
+def valid(studies: Mapping[str, Study]) -> dict[str, Study]:
+    """Without those that fatal warnings make meaningless."""
+    return {name: study for name, study in studies.items() if not study.reasons}
+
+
 class Display:
     """A bar over the parts of all studies, on a terminal; nothing of a run's name is taken for markup."""
 

@@ -33,13 +33,13 @@ class Cell:
     """Said after the interval, such as a p-value."""
 
     @classmethod
-    def of(cls, score: Score, *, best: bool = False, tied: bool = False) -> Cell:
+    def of(cls, score: Score, pattern: str = "{:.1f}%", *, best: bool = False, tied: bool = False) -> Cell:
         """An accuracy in percent with its 95% interval; an invalid one is text, at best with a bound."""
         if score.reasons:
             return cls(str(score))
         low, high = score.interval
         rate = 100 * score.rate
-        return cls(f"{rate:.1f}%", rate, (100 * low, 100 * high), best=best, tied=tied)
+        return cls(pattern.format(rate), rate, (100 * low, 100 * high), best=best, tied=tied)
 
     @classmethod
     def number(cls, value: float, pattern: str = "{:.1f}") -> Cell:

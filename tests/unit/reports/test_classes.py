@@ -14,8 +14,9 @@ from PIL import Image
 from atlas.evaluation import Flag
 from atlas.reports import gallery
 from atlas.reports.classes import MOST_CLASSES, by_class, confusion, of_studies
-from atlas.reports.gallery import make_gallery, scale_of_all
+from atlas.reports.gallery import make_gallery
 from atlas.reports.quick_attack import STEPS, Settings, Study, grouped
+from atlas.reports.tables import Table
 from atlas.threat import L2, Linf, Threat
 
 
@@ -52,22 +53,31 @@ def made(
     )
 
 
+def values(found: Table) -> list[list[float | None]]:
+    return [[cell.value for cell in row[1:]] for row in found.rows]
+
+
+def texts(found: Table) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in found.rows]
+
+
 def test_the_confusion_matrix_by_counting() -> None:
-    study = made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], 3)
-    found = confusion("m", study)
-    assert found.counts == ((1, 2, 0), (0, 1, 0), (1, 0, 0))
-    assert found.classes == ("0", "1", "2")
-    assert found.pairs == (("0", "1", 2, 3), ("2", "0", 1, 1))
-    assert found.small
-    assert found.share(found.counts[0], 2) == pytest.approx(2 / 3)
-    assert found.share((0, 0), 0) == 0
+    found = confusion("m", made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], 4))
+    assert values(found) == [[1, 2, 0, 0], [0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+    assert found.columns == ("", "0", "1", "2", "3")
+    assert texts(found)[0] == ["0", "33", "67", "", ""]
+    assert texts(found)[3] == ["3", "", "", "", ""]
+
+
+def test_of_many_classes_the_most_frequent_errors_are_listed() -> None:
+    found = confusion("m", made([0, 0, 0, 1, 2], [0, 0, 0, 1, 2], [0, 1, 1, 1, 0], MOST_CLASSES + 1))
+    assert texts(found) == [["0", "1", "2", "3"], ["2", "0", "1", "1"]]
 
 
 def test_classes_are_called_by_their_names() -> None:
     study = made([1, 0], [1, 0], [0, 0], 2, class_names=("cat", "dog"))
-    found = confusion("m", study)
-    assert (found.classes, found.pairs) == (("cat", "dog"), (("dog", "cat", 1, 1),))
-    assert of_studies({"m": study}).classes == ("cat", "dog")
+    assert confusion("m", study).columns == ("", "cat", "dog")
+    assert of_studies({"m": study}).columns == ("class", "cat", "dog")
     (exhibit,) = make_gallery({"m": study})
     (view,) = exhibit.views
     assert (exhibit.name, str(view.before), str(view.after)) == ("dog", "dog (99%)", "cat (99%)")
@@ -77,29 +87,29 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     y = torch.arange(50).repeat_interleave(4)
     right = torch.arange(200) % 4 < 4 - y // 10  # class 40 to 49 none of 4, 30 to 39 one of 4, ...
     found = by_class("x", y, {"a": right}, {"b": "invalid (random)"})
-    assert found.weakest == ("the 20 weakest of 50 classes in the mean of the models, the weakest first")
-    assert found.classes == tuple(map(str, [*range(40, 50), *range(30, 40)]))
-    assert found.sizes == (4,) * MOST_CLASSES
-    assert [score.right for score in found.rows["a"] if not isinstance(score, str)] == [0] * 10 + [1] * 10
-    assert found.rows["b"] == "invalid (random)"
+    said = "x; the 20 weakest of 50 classes in the mean of the models, the weakest first"
+    assert found.notes == (said,)
+    assert found.columns == ("class", *map(str, [*range(40, 50), *range(30, 40)]))
+    assert values(found)[0] == [0] * 10 + [25] * 10
+    assert texts(found)[1][:3] == ["b", "invalid (random)", ""]
+    assert texts(found)[2] == ["images", *["4"] * MOST_CLASSES]
 
 
 def test_classes_as_weak_as_those_shown_are_counted() -> None:
     y = torch.arange(33)
     found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
-    assert found.classes == tuple(map(str, range(MOST_CLASSES)))
-    assert found.weakest == (
-        "the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
-    )
-    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).weakest == ""
+    assert found.columns == ("class", *map(str, range(MOST_CLASSES)))
+    said = "x; the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
+    assert found.notes == (said,)
+    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).notes == ("x",)
 
 
 def test_an_invalid_model_has_no_numbers() -> None:
     good = made([0, 1], [0, 1], [0, 0], 2)
     bad = made([0, 1], [0, 1], [0, 1], 2, flags=(Flag("random", True, "x"),))
     found = of_studies({"good": good, "bad": bad})
-    assert found.rows["bad"] == "invalid (random)"
-    assert [getattr(score, "right", None) for score in found.rows["good"]] == [1, 0]
+    assert texts(found) == [["good", "100", "0"], ["bad", "invalid (random)", ""], ["images", "1", "1"]]
+    assert values(found)[1] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -124,15 +134,6 @@ def test_an_exhibit_is_the_first_image_of_its_class_that_any_model_gets_right() 
         assert (zero.id, zero.name, unknown.id, unknown.name) == (1, "0", 3, "1")
         assert {view.model: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
         assert {view.verdict for view in unknown.views} == {"wrong before"}
-
-
-def test_one_factor_of_enlargement_is_said_and_several_are_not() -> None:
-    assert scale_of_all(make_gallery({"m": made([0], [0], [0], 2)})) == 2
-    assert scale_of_all(make_gallery({"m": made([0], [1], [1], 2)})) is None
-    y, x = [0, 1], torch.full((2, 1, 1, 1), 0.5)
-    x_adv = x + torch.tensor([0.1, 0.2]).view(2, 1, 1, 1)
-    euclid = made(y, y, y, 2, L2(1.0), shown=torch.tensor([0, 1]), x=x, x_adv=x_adv)
-    assert scale_of_all(make_gallery({"m": euclid})) is None
 
 
 def pixels(uri: str) -> Any:

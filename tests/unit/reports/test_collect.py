@@ -43,7 +43,7 @@ def test_a_collapse_is_seen(run: Path) -> None:
     assert found.collapse.number == 3
 
 
-def test_runs_of_one_name_are_without_common_folders(run: Path, two_runs: list[Path]) -> None:
+def test_runs_of_one_name_are_named_by_their_folders(run: Path, two_runs: list[Path]) -> None:
     names = [found.name for found in collect([run, two_runs[0], run])]
     assert names == ["elsewhere/first", f"{two_runs[0].parent.name}/first"]
 
@@ -177,7 +177,7 @@ def test_evaluations_of_any_model_are_collected_under_its_name(tmp_path: Path, d
     assert {each["evaluation"] for each in json.loads(tables([found], "json"))} == {"one", "two"}
 
 
-def test_models_evaluated_in_one_folder_are_without_common_folders(tmp_path: Path, digits: str) -> None:
+def test_models_evaluated_in_one_folder_are_separate(tmp_path: Path, digits: str) -> None:
     places = [tmp_path / "evaluations" / "mine" / name for name in ("one", "two")]
     for place, key in zip(places, "ab", strict=True):
         runs.evaluated_by_hand(place, ink, digits, model_key=key)
