@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_ROOMS = ("attacks", "data", "errors", "evaluation", "methods", "models", "training")
+_MODULES = ("attacks", "data", "errors", "evaluation", "methods", "models", "training")
 _NAMES = {
     "Rng": "rng",
     "L2": "threat",
@@ -48,11 +48,11 @@ _NAMES = {
     "fit": "training",
     "load_model": "training",
 }
-__all__ = [*_ROOMS, *_NAMES, "__version__"]
+__all__ = [*_MODULES, *_NAMES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _MODULES:
         return import_module(f"atlas.{name}")
     if name in _NAMES:
         return getattr(import_module(f"atlas.{_NAMES[name]}"), name)

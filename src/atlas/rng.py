@@ -69,7 +69,20 @@ def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Rng:
-    """One random stream for each lane. `key`: int64 [B]."""
+    """One stream of random numbers per example. It has no state: the same streams give the same numbers.
+
+    Args:
+        key: the streams, int64 [B]; made by `Rng.batch` or `Rng.lanes`.
+
+    Raises:
+        UsageError: for a key of another type or shape.
+
+    Example:
+        >>> import atlas
+        >>> rng = atlas.Rng.batch(2, seed=0)
+        >>> rng.fold("start").uniform((3,)).equal(rng.fold("start").uniform((3,)))
+        True
+    """
 
     key: Tensor
 

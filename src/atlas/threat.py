@@ -120,7 +120,19 @@ class Threat(ABC):
 
 
 class Linf(Threat):
-    """||x_adv - x||_inf <= eps."""
+    """Each pixel may change by at most eps: ||x_adv - x||_inf <= eps.
+
+    Args:
+        eps: the radius in pixel units of [0, 1], a number or text such as "8/255"; at most 1.
+
+    Raises:
+        UsageError: for an eps below 0, above 1 or not finite.
+
+    Example:
+        >>> import atlas
+        >>> atlas.Linf("8/255")
+        Linf(eps=8/255)
+    """
 
     largest_eps = 1.0
 
@@ -141,7 +153,19 @@ class Linf(Threat):
 
 
 class L2(Threat):
-    """||x_adv - x||_2 <= eps, the norm over all pixels and channels."""
+    """The Euclidean norm over all pixels and channels is bounded: ||x_adv - x||_2 <= eps.
+
+    Args:
+        eps: the radius in pixel units of [0, 1], a number or text such as "128/255".
+
+    Raises:
+        UsageError: for an eps below 0 or not finite.
+
+    Example:
+        >>> import atlas, torch
+        >>> atlas.L2(0.5).distance(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
+        tensor([2., 2.])
+    """
 
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         size = x.shape[1:].numel()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 import subprocess
 import sys
 
@@ -22,12 +24,23 @@ def test_every_name_is_there(name: str) -> None:
     assert getattr(atlas, name) is not None
 
 
+@pytest.mark.parametrize("name", ["L2", "Linf", "Rng", "evaluate"])
+def test_the_docstring_names_arguments_and_errors_and_its_example_runs(name: str) -> None:
+    thing = getattr(atlas, name)
+    text = inspect.getdoc(thing) or ""
+    assert all(f"{part}:\n" in text for part in ("Args", "Raises", "Example"))
+    (example,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs={})
+    assert example.examples
+    with torch.random.fork_rng():
+        assert doctest.DocTestRunner().run(example).failed == 0
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = atlas.nothing
 
 
-def test_a_loop_of_ones_own() -> None:
+def test_a_custom_training_loop() -> None:
     model = atlas.models.build("cnn-small", shape=(1, 28, 28))
     method = atlas.methods.Atlas(alpha=2e-4, beta=5.0, attack=atlas.attacks.FGSM())
     x, y = torch.rand(4, 1, 28, 28), torch.arange(4)

@@ -64,18 +64,48 @@ def evaluate(
     save_seconds: float = 30.0,
     progress: bool = True,
 ) -> Report:
-    """How robust the model is against the attacks of a suite (`atlas suites`), or against `attacks` by label.
+    """Measure how robust a model is against the attacks of a suite.
 
-        report = atlas.evaluate(model, (x, y), atlas.Linf(8 / 255), suite="autoattack", n=1000)
-        print(report.worst)                                  # 45.3% [42.2, 48.4]
+    Every success is verified in float32. Warnings say where an accuracy may be too high.
 
-    model: any callable from images [B, C, H, W] in [0, 1] to logits [B, C]; it comes back as it was. images:
-    whatever `atlas.data.as_images` takes; of them the first `n`, or `n` by chance (`random`). With a `folder`
-    what is found is kept there, and an evaluation that was killed resumes. A `shard` of several evaluates
-    its part of the images only, without the honesty checks; `atlas.evaluation.merge` joins the parts.
-    `model_key` names the model in the folder, in place of a hash of its layers, weights and code.
-    `normalize` puts a normalisation before a model that expects one: (mean, std), one number per channel
-    each, or a name such as "imagenet" (`atlas.models.normalize.STANDARDS`).
+    Args:
+        model: any callable from images [B, C, H, W] in [0, 1] to logits [B, classes]. It is left as it was.
+        images: whatever `atlas.data.as_images` takes: (x, y), a data set, a DataLoader, a folder.
+        threat: where perturbations may go, such as `atlas.Linf(8 / 255)`.
+        suite: a suite by name (`atlas suites`) or a .toml file.
+        attacks: attacks by label, in place of a suite.
+        only: run only these attacks of the suite, by label or name.
+        alone: run each attack on every image, also where the suite is a cascade.
+        n: evaluate the first n images; with `random`, n images drawn by `seed`.
+        normalize: put a normalisation before the model: (mean, std), one number per channel each, or a name
+            such as "imagenet" (`atlas.models.normalize.STANDARDS`).
+        seed: seed of random starts and of `random`.
+        surrogates: models for the black-box attack of the suite `paper`.
+        folder: keep results here; a killed evaluation resumes when it is called again.
+        batch_size: images per batch. It changes no verdict.
+        attack_dtype: "bfloat16" searches faster; successes are verified in float32 all the same.
+        eot: for a random model: attack the mean of this many answers.
+        save_images: keep the images that fool the model in the folder.
+        shard: evaluate one part of the images, without warnings; `atlas.evaluation.merge` joins the parts.
+        model_key: the model's name in the folder, in place of a hash of its layers, weights and code.
+        save_seconds: save an attack in progress this often.
+        progress: show progress bars.
+
+    Returns:
+        A `Report`: accuracies with intervals, the worst case, warnings, and verdicts per image.
+
+    Raises:
+        UsageError: for arguments that do not fit, or a folder of another evaluation.
+        DataError: for images or labels that do not fit.
+        ModelError: if the model raises.
+
+    Example:
+        >>> import atlas, torch
+        >>> x, y = torch.rand(20, 1, 4, 4), torch.arange(20) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
+        >>> report = atlas.evaluate(model, (x, y), atlas.Linf(0.1), n=10, progress=False)
+        >>> report.worst.n
+        10
     """
     if save_images and folder is None:
         raise UsageError("save_images needs a folder to write to: add folder=...")
