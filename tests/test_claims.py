@@ -89,7 +89,7 @@ def quick_under_autoattack() -> list[str]:
     return [
         "ATLAS keeps {atlas:.1f}%, ADV {adv:.1f}% and TRADES {trades:.1f}% of 1,000 images".format(**left),
         f"above TRADES significantly (p = {p['trades']:.2g})",
-        f"not told apart from ADV (p = {p['adv']:.2g})",
+        f"statistically tied with ADV (p = {p['adv']:.2g})",
         "it is {atlas:.1f}%, {adv:.1f}% and {trades:.1f}%".format(**before),
         "Square finds {atlas} images more of ATLAS, {adv} of ADV and {trades} of TRADES".format(**found),
     ]
