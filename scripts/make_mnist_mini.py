@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from atlas.data import Images, load
-from atlas.data.idx import format_idx
+from atlas.data.readers import format_idx
 from atlas.rng import Rng
 
 SEED = 0

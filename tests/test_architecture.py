@@ -67,7 +67,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~-])/(?:home|Users|root|work|opt|mnt|srv)/[\
 
 
 def module_name(path: Path) -> str:
-    """src/atlas/data/idx.py is atlas.data.idx; a package's __init__.py is the package."""
+    """src/atlas/data/store.py is atlas.data.store; a package's __init__.py is the package."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -201,7 +201,7 @@ def test_what_commands_write_by_default_is_ignored_by_git(path: str) -> None:
         ("import atlas.methods", "atlas.attacks.pgd"),
         ("from atlas.methods.adv import Adv", "atlas.attacks.pgd"),
         ("from atlas import training", "atlas.attacks.pgd"),
-        ("from ..training import fit", "atlas.data.idx"),
+        ("from ..training import fit", "atlas.data.store"),
         ("def late():\n    from atlas.cli import main", "atlas.reports.html"),
         ("if TYPE_CHECKING:\n    from atlas.cli import main", "atlas.reports.html"),
         ("import importlib\nimportlib.import_module('atlas.cli')", "atlas.reports.html"),
@@ -222,8 +222,8 @@ def test_a_planted_import_is_seen(source: str, module: str) -> None:
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from atlas.errors import UsageError\nimport torch", "atlas.data.idx"),
-        ("from . import files\nfrom .files import read\nfrom ..errors import DataError", "atlas.data.idx"),
+        ("from atlas.errors import UsageError\nimport torch", "atlas.data.store"),
+        ("from . import files\nfrom .files import read\nfrom ..errors import DataError", "atlas.data.store"),
         ("from atlas import __version__, training", "atlas.cli.main"),
         ("import atlasx, os.path", "atlas.errors"),
     ],

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from atlas.data import Images, load
-from atlas.data.archive import File, gunzip, untar
-from atlas.data.cifar import parse_pickles, parse_records
-from atlas.data.idx import format_idx, parse_pair
+from atlas.data.readers import format_idx, parse_pair, parse_pickles, parse_records
+from atlas.data.store import File, gunzip, untar
 from atlas.errors import DataError
 from tests.fuzz.fuzzing import FEW, MANY, Changes, changed, changes, fuzz
 
@@ -145,7 +144,7 @@ def test_a_few_bytes_take_neither_all_memory_nor_all_time(steps: tuple[str, byte
 
 
 def test_an_npz_bomb_is_refused_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas.data.npz.BOMB_BYTES", 1 << 20)
+    monkeypatch.setattr("atlas.data.readers.BOMB_BYTES", 1 << 20)
     path = tmp_path / "bomb.npz"
     path.write_bytes(npz(True, x=np.zeros((2 << 20, 1, 1), np.uint8), y=np.zeros(2 << 20, np.uint8)))
     assert path.stat().st_size < 10_000
@@ -162,5 +161,5 @@ def test_an_npz_that_needs_more_memory_than_there_is(tmp_path: Path, monkeypatch
 
 
 def test_labels_that_lost_their_sign() -> None:
-    with pytest.raises(DataError, match="read without its sign"):
+    with pytest.raises(DataError, match="read as unsigned"):
         Images(X[:, None], torch.tensor([0, 2**32 - 1]), 2**32)

@@ -17,9 +17,8 @@ from rich.progress import (
 from rich.table import Table
 
 from atlas.cli.console import console, say
-from atlas.data.archive import File
 from atlas.data.fetch import fetch as fetch_set
-from atlas.data.store import SOURCES, data_root, home, present
+from atlas.data.store import SOURCES, File, data_root, home, present
 from atlas.data.store import verify as verify_set
 from atlas.errors import DataError
 

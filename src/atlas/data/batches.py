@@ -1,4 +1,4 @@
-"""The split into training and validation images, and the batches of an epoch."""
+"""The split into training and validation images, the batches of an epoch, and augmentation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ from atlas.rng import Rng
 
 @check_arguments()
 def split(images: Images, size: int | float, seed: int) -> tuple[Images, Images]:
-    """(training, validation) images: a random part of `size` images, by seed, is set aside to validate.
+    """(training, validation) images: `size` of them, at random by seed, are held out for validation.
 
     `size` is a count, or a share of the set if it is below 1. Both parts keep the order of the set.
+
+    Raises:
+        DataError: One of the parts would be empty.
+
+    Example:
+        >>> train, validation = split(images, 0.1, seed=0)
     """
     count = round(size * len(images)) if 0 < size < 1 else size
     if not 0 < count < len(images) or count != int(count):
         raise DataError(
-            f"training.validation.size: got {size} of {len(images)} images; wanted a count, or a share below "
-            "1, that leaves at least one image on each side"
+            "training.validation.size must be a count, or a share below 1, that leaves at least one image on "
+            f"each side, got {size} of {len(images)} images"
         )
     order, count = _shuffled(images, seed, "split"), int(count)
     return images.subset(order[count:].sort().values), images.subset(order[:count].sort().values)
@@ -48,7 +54,7 @@ def split_test(images: Images, share: float) -> tuple[Images, Images]:
 def num_batches(n: int, batch_size: int) -> int:
     """How many batches `batches` makes of n images."""
     if batch_size < 1:
-        raise UsageError(f"batch size: got {batch_size}; wanted 1 or more")
+        raise UsageError(f"batch size must be >= 1, got {batch_size}")
     full, left = divmod(n, batch_size)
     return full + (left > 1 or full == 0)
 
@@ -66,13 +72,17 @@ def batches(
 ) -> Iterator[Batch]:
     """The batches of one epoch, from number `first` on; those before it cost nothing.
 
-    Their order is a pure function of (seed, epoch), and so is the augmentation of each example, so an epoch
-    that was broken off goes on as if it had not been. The last batch may be shorter, but a single image left
-    over joins the batch before it, because BatchNorm refuses a batch of one.
+    Their order is a pure function of (seed, epoch), and so is the augmentation of each example, so an
+    interrupted epoch resumes exactly. The last batch may be shorter, but a single image left over joins the
+    batch before it, because BatchNorm refuses a batch of one.
+
+    Example:
+        >>> for ids, x, y in batches(images, 128, seed=0, epoch=0):
+        ...     loss = F.cross_entropy(model(x), y)
     """
     count = num_batches(len(images), batch_size)
     if not 0 <= first <= count:
-        raise UsageError(f"first batch: got {first}; wanted 0 to {count}")
+        raise UsageError(f"first batch must be in 0 .. {count}, got {first}")
     order = _shuffled(images, seed, "order", epoch)
     for number in range(first, count):
         stop = len(images) if number == count - 1 else (number + 1) * batch_size
@@ -97,7 +107,7 @@ Augment = Callable[[Tensor, Rng], Tensor]
 class PadCropFlip:
     """Pad by `pad` black pixels on every side, crop back at a random place, mirror half of the images.
 
-    x: uint8 or float [B, C, H, W], and one random stream an example: what happens to an example does not
+    x: uint8 or float [B, C, H, W], and one random stream per example: what happens to an example does not
     depend on the batch that it is in. uint8 is the faster of the two.
     """
 
@@ -106,7 +116,7 @@ class PadCropFlip:
 
     def __post_init__(self) -> None:
         if self.pad < 0:
-            raise UsageError(f"pad: got {self.pad}; wanted 0 or more pixels")
+            raise UsageError(f"pad must be >= 0 pixels, got {self.pad}")
 
     def __call__(self, x: Tensor, rng: Rng) -> Tensor:
         size, channels, height, width = x.shape

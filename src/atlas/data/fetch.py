@@ -1,4 +1,4 @@
-"""Get a named data set over https: resumed where it broke off, tested before it gets its name."""
+"""Download a named data set over https: resumable, and verified before the file gets its name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from atlas.data.archive import File
-from atlas.data.store import SOURCES, data_root, present, verify
+from atlas.data.store import SOURCES, File, data_root, present, verify
 from atlas.errors import DataError, DiskError, LockError, choose
 from atlas.files import sync_folder
 
@@ -36,9 +35,9 @@ def fetch(
     report: Report = lambda file, done: None,
     mirrors: Sequence[str] | None = None,
 ) -> list[Path]:
-    """The files of the set, downloaded unless a form of it is there; a file that is there is never replaced.
+    """The files of the set, downloaded unless a form of it exists; an existing file is never replaced.
 
-    `report(file, done)` hears how many bytes of a file have come. `mirrors`: addresses that end in a slash,
+    `report(file, done)` is told how many bytes of a file have come. `mirrors`: addresses that end in a slash,
     instead of those in the table; they are tried in order.
     """
     source = choose("data set", name, SOURCES)
@@ -75,7 +74,7 @@ def _download(path: Path, file: File, mirrors: Sequence[str], report: Report) ->
             part.unlink()
     raise DataError(
         f"{file.name}: no mirror gave it (expected {file.size} bytes, {file.digest}):{''.join(reasons)}\n"
-        f"Run the command again, which goes on where it broke off, or put the file there yourself: {path}"
+        f"Run the command again to resume, or put the file there yourself: {path}"
     )
 
 
@@ -96,7 +95,7 @@ def _writing(part: Path) -> Iterator[IO[bytes]]:
 
 
 def _get(url: str, part: Path, out: IO[bytes], file: File, report: Report) -> None:
-    """Bring `out` to the end from this address, however often the connection breaks; then test it."""
+    """Complete `out` from this address, in up to TRIES connections, then verify it."""
     reason = ""
     for _ in range(TRIES):
         if _size(out) > file.size:
@@ -140,13 +139,13 @@ def _append(url: str, start: int, out: IO[bytes], file: File, report: Report) ->
 
 
 def _agree(response: HTTPResponse, start: int, out: IO[bytes], file: File) -> int:
-    """Where the bytes that come belong: at `start` if the server goes on there, else at 0."""
+    """Where the bytes belong: at `start` if the server resumes there, else at 0."""
     if response.status != 206:
         start = 0
         out.truncate(0)
     elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         out.truncate(0)
-        raise OSError("the server went on at another place than asked")
+        raise OSError("the server resumed at another offset than requested")
     if response.length is not None and start + response.length != file.size:
         raise _Refused(f"expected {file.size} bytes, found {start + response.length}")
     return start
@@ -165,7 +164,7 @@ def _size(out: IO[bytes]) -> int:
 
 
 def _require_secure(url: str) -> None:
-    """Refuse any address but https; http to this very machine cannot be listened to."""
+    """Refuse any address but https, and http to this machine."""
     parts = urlsplit(url)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname == "127.0.0.1"):
         raise _Refused("expected an https address")

@@ -36,10 +36,20 @@ class Batch(NamedTuple):
 class Images:
     """Images and labels on the CPU, checked when built and never changed after.
 
-    x: uint8, or float32 in [0, 1], [N, C, H, W]; y: int64 [N] in 0 .. num_classes - 1; ids: int64 [N], the
-    identity of each example (0, 1, 2, ... unless given), which a subset keeps, because the random numbers
-    that an example sees belong to its identity and not to its place in a batch. Reports call the classes by
-    class_names, one for each, or by their numbers where there are none.
+    Args:
+        x: uint8, or float32 in [0, 1], [N, C, H, W].
+        y: int64 [N] in 0 .. num_classes - 1.
+        num_classes: How many there are, also those without an image.
+        name: What reports call the data.
+        ids: int64 [N], the identity of each example, 0, 1, 2, ... by default. A subset keeps it, because the
+            random numbers that an example sees belong to its identity and not to its place in a batch.
+        class_names: What reports call the classes; by default their numbers.
+
+    Raises:
+        DataError: Shapes, types or ranges are wrong.
+
+    Example:
+        >>> images = Images(torch.rand(2, 1, 28, 28), torch.tensor([0, 1]), num_classes=2)
     """
 
     x: Tensor
@@ -61,9 +71,9 @@ class Images:
         if self.ids is _COUNTED:
             object.__setattr__(self, "ids", torch.arange(len(self.y), device="cpu"))
         if self.ids.dtype != torch.int64 or self.ids.shape != self.y.shape:
-            raise DataError(f"ids: got {describe(self.ids)}; wanted int64 [{len(self.y)}]")
+            raise DataError(f"ids must be int64 [{len(self.y)}], got {describe(self.ids)}")
         if self.class_names and len(self.class_names) != self.num_classes:
-            raise DataError(f"class_names: got {len(self.class_names)} for {self.num_classes} classes")
+            raise DataError(f"class_names must be {self.num_classes} names, got {len(self.class_names)}")
 
     def __repr__(self) -> str:
         return f"Images({self.name!r}: {describe(self.x)}, {self.num_classes} classes)"
@@ -136,11 +146,11 @@ def _index(index: Index) -> Tensor | slice:
 
 
 def check_left_alone(given: Tensor, x: Tensor) -> None:
-    """Refuse a model that has changed the images `given` to it, a copy of x: attacks would lose their way."""
+    """Refuse a model that has changed the images `given` to it, a copy of x."""
     if not torch.equal(given, x):
         raise UsageError(
-            "the model changes the images that it is given; wanted a forward pass that leaves them as they "
-            "are: x = x - mean in place of x -= mean, or x = x.clone() before"
+            "the model must not change its input in place: write x = x - mean instead of x -= mean, or "
+            "x = x.clone() before"
         )
 
 
@@ -149,38 +159,36 @@ def describe(tensor: Tensor) -> str:
 
 
 def _check_x(x: Tensor) -> None:
-    got = f"x: got {describe(x)}"
+    got = f"got {describe(x)}"
     if x.ndim != 4 or 0 in x.shape[1:]:
-        raise DataError(f"{got}; wanted [N, C, H, W], or [N, H, W] for gray images")
+        raise DataError(f"x must be [N, C, H, W], or [N, H, W] for gray images, {got}")
     if len(x) == 0:
-        raise DataError(f"{got}: the data set is empty; wanted at least one image")
+        raise DataError(f"x must have at least one image, {got}: the data set is empty")
     if x.dtype not in (torch.uint8, torch.float32):
-        raise DataError(f"{got}; wanted uint8 in 0 .. 255 or float32 in [0, 1]: convert it first")
+        raise DataError(f"x must be uint8 in 0 .. 255 or float32 in [0, 1], {got}: convert it first")
     if x.dtype == torch.float32:
         check_pixels(x)
 
 
 def check_whole(y: Tensor) -> None:
     if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(f"y: got {describe(y)}; wanted integer labels 0, 1, 2, ...")
+        raise DataError(f"y must be integer labels 0, 1, 2, ..., got {describe(y)}")
 
 
 def _check_y(y: Tensor, count: int, num_classes: int) -> None:
-    got = f"y: got {describe(y)}"
+    got = f"got {describe(y)}"
     if num_classes > MOST_CLASSES:
         raise DataError(
-            f"{got} for {num_classes} classes; wanted {MOST_CLASSES} at most: a label such as 4294967295 "
-            "is a -1 that was read without its sign"
+            f"y must have at most {MOST_CLASSES} classes, {got} with {num_classes}: a label such as "
+            "4294967295 is a -1 that was read as unsigned"
         )
     if y.ndim != 1:
-        raise DataError(f"{got}; wanted one label an image, [{count}] (of one-hot rows take y.argmax(1))")
+        raise DataError(f"y must be one label per image, [{count}], {got} (for one-hot rows: y.argmax(1))")
     if len(y) != count:
-        raise DataError(f"{got} for {count} images; wanted one label an image")
+        raise DataError(f"y must have one label per image, {got} for {count} images")
     check_whole(y)
     if y.dtype != torch.int64:
-        raise DataError(f"{got}; wanted int64 (as_images converts any integer type)")
+        raise DataError(f"y must be int64, {got} (as_images converts any integer type)")
     low, high = y.aminmax()
     if low < 0 or high >= num_classes:
-        raise DataError(
-            f"{got} with labels from {low} to {high}; wanted 0 to {num_classes - 1} for {num_classes} classes"
-        )
+        raise DataError(f"y must be in 0 .. {num_classes - 1}, {got} with labels from {low} to {high}")

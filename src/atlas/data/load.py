@@ -3,50 +3,50 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from atlas.config import check_arguments, number
-from atlas.data import cifar, idx
 from atlas.data.batches import split_test
 from atlas.data.images import Images
+from atlas.data.readers import PARSERS
 from atlas.data.store import SOURCES, at_home, data_root, find
 from atlas.data.user_data import has_test_set, load_folder, load_function, load_npz
 from atlas.errors import DataError, unknown
 
 FUNCTION = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")
 TEST = ":test="
-"""Behind a path: which share of its images is to be test images."""
-PARSERS: Mapping[str, Callable[[Sequence[bytes]], tuple[Tensor, Tensor]]] = {
-    "idx": idx.parse_pair,
-    "cifar10-python": partial(cifar.parse_pickles, label=b"labels"),
-    "cifar100-python": partial(cifar.parse_pickles, label=b"fine_labels"),
-    "cifar10-binary": partial(cifar.parse_records, label_bytes=1),
-    "cifar100-binary": partial(cifar.parse_records, label_bytes=2),
-}
+"""After a path: the share of its images to use as test images."""
 
 
 @check_arguments()
 def load(name_or_path: str | Path, train: bool = True, root: Path | str | None = None) -> Images:
     """The training or the test half of a data set.
 
-    A name (`atlas data list`) is looked up below `root`, else $ATLAS_DATA, else ~/.cache/atlas; mnist-mini is
-    part of the package and needs none of them. NAME:N has the first N training images of the named set, and
-    all of its test images. A path is an .npz file or a folder of class folders; write ./mnist for a folder of
-    your own that is called like a named set. PATH:test=0.2 sets a fifth of each class apart as test images,
-    where the path has none.
+    Args:
+        name_or_path: A name (`atlas data list`), or NAME:N for its first N training images and all of its
+            test images; the path of an .npz file or of a folder of class folders (./mnist where a named set
+            is called like it), or PATH:test=0.2 to use a fifth of each class as test images where the path
+            has none; or ``module.path:function``, which is called with `train`.
+        train: Which half.
+        root: Where named sets are, by default $ATLAS_DATA, else ~/.cache/atlas; mnist-mini is in the package.
+
+    Raises:
+        DataError: A file is missing, altered or not what it should be.
+        UsageError: There is no data set of this name.
+
+    Example:
+        >>> images = load("mnist-mini:1000")
     """
     if TEST in str(name_or_path):
         return _divided(str(name_or_path), train, root)
     name, colon, count = str(name_or_path).partition(":")
     if isinstance(name_or_path, str) and name in SOURCES:
         if colon and not re.fullmatch("[1-9][0-9]{0,9}", count):
-            raise DataError(f"{name_or_path!r}: wanted NAME:N, such as {name}:1000, for N training images")
+            raise DataError(f"{name_or_path!r} must be NAME:N, such as {name}:1000, for N training images")
         images = _load_named(name, train, data_root(name, root))
-        return _first(images, int(count)) if colon and train else images
+        if colon and train and int(count) > len(images):
+            raise DataError(f"{name_or_path}: there are {len(images)} training images")
+        return images.subset(slice(int(count))) if colon and train else images
     path = at_home(name_or_path)
     if path.suffix == ".npz" and path.is_file():
         return load_npz(path, train)
@@ -64,7 +64,7 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
 
 
 def lacks_test_set(name_or_path: str | Path) -> bool:
-    """Whether there is training data of this name or path, but nothing to test on."""
+    """Whether this name or path has training data but no test data."""
     text = str(name_or_path)
     path = at_home(name_or_path)
     if TEST in text or text.partition(":")[0] in SOURCES or not path.exists():
@@ -83,14 +83,8 @@ def _divided(text: str, train: bool, root: Path | str | None) -> Images:
     return split_test(images, share)[0 if train else 1]
 
 
-def _first(images: Images, count: int) -> Images:
-    if count > len(images):
-        raise DataError(f"{images.name}:{count}: there are {len(images)} training images")
-    return images.subset(slice(count))
-
-
 def _load_named(name: str, train: bool, root: Path) -> Images:
-    place = find(name, train, root)
-    x, y = PARSERS[place.form.parser](place.read())
+    location = find(name, train, root)
+    x, y = PARSERS[location.form.parser](location.read())
     source = SOURCES[name]
     return Images(x, y, source.num_classes, name, class_names=source.class_names)

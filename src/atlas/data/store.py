@@ -1,19 +1,72 @@
-"""Where the files of a named data set lie, and their tested content."""
+"""Named data sets: where their files lie, and their verified content.
+
+Compressed files and archives are read in memory and never extracted to disk. No more is unpacked than the set
+is long, only listed members are read, and links, devices and sparse files are refused.
+"""
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
+import lzma
 import os
+import tarfile
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import zlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-from atlas.data.archive import File, gunzip, untar
+from atlas.config import build
 from atlas.errors import DataError, choose
 
 EMBEDDED = "mnist-mini"
+ENVIRONMENT = "ATLAS_DATA"
+GET_AGAIN = "nothing was changed; move the file away and run `atlas data fetch`, or point to another folder"
+
+
+@dataclass(frozen=True)
+class File:
+    """A file's name, its length in bytes, and its published MD5 or its sha256 (which is used if known)."""
+
+    name: str
+    size: int
+    md5: str = ""
+    sha256: str = ""
+
+    @property
+    def digest(self) -> str:
+        """The digest that is checked, with its kind: "sha256:..." or "md5:..."."""
+        return f"sha256:{self.sha256}" if self.sha256 else f"md5:{self.md5}"
+
+    def mismatch(self, data: bytes) -> str:
+        """What is wrong with `data`, or "" if it is this file to the bit."""
+        if len(data) != self.size:
+            return f"expected {self.size} bytes, found {len(data)}"
+        kind, _, expected = self.digest.partition(":")
+        found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
+        return "" if found == expected else f"expected {kind} {expected}, found {found}"
+
+    def check(self, data: bytes, where: str) -> bytes:
+        """`data` if it is this file, to the bit."""
+        if problem := self.mismatch(data):
+            raise DataError(f"{where}: {problem}; {GET_AGAIN}")
+        return data
+
+    def check_size(self, size: int, where: str) -> None:
+        """Refuse a wrong length before anything is read."""
+        if size != self.size:
+            raise DataError(f"{where}: expected {self.size} bytes, found {size}; {GET_AGAIN}")
+
+    def read(self, path: Path) -> bytes:
+        """The content of `path`, its length checked before it is read and its digest after."""
+        try:
+            self.check_size(path.stat().st_size, str(path))
+            return self.check(path.read_bytes(), str(path))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror}); {GET_AGAIN}") from error
 
 
 @dataclass(frozen=True)
@@ -44,30 +97,10 @@ class Source:
     class_names: tuple[str, ...] = ()
 
 
-def _files(rows: Iterable[Mapping[str, Any]]) -> tuple[File, ...]:
-    return tuple(File(**row) for row in rows)
-
-
-def _form(row: Mapping[str, Any]) -> Form:
-    tar = File(**row["tar"]) if "tar" in row else None
-    halves = _files(row["train"]), _files(row["test"]), _files(row.get("gz", ()))
-    return Form(row["parser"], row["folder"], *halves, tar)
-
-
-def _source(row: Mapping[str, Any]) -> Source:
-    forms = tuple(_form(form) for form in row["forms"])
-    mirrors, class_names = (tuple(row.get(key, ())) for key in ("mirrors", "class_names"))
-    return Source(row["about"], row["licence"], row["num_classes"], forms, mirrors, class_names)
-
-
 SOURCES: Mapping[str, Source] = {
-    name: _source(row)
+    name: build(Source, row, {})
     for name, row in tomllib.loads(Path(__file__).with_name("sources.toml").read_text("utf-8")).items()
 }
-
-
-ENVIRONMENT = "ATLAS_DATA"
-
 Located = tuple[tuple[Path, File], ...]
 
 
@@ -90,47 +123,58 @@ def data_root(name: str, root: Path | str | None = None) -> Path:
 
 
 @dataclass(frozen=True)
-class Place:
-    """One way in which half of a data set can lie on the disk: its files, and how they are unpacked."""
+class Location:
+    """One way in which half of a data set can be stored: its files, and how they are unpacked."""
 
     form: Form
+    half: tuple[File, ...]
     files: Located
-    unpack: Callable[[list[bytes]], list[bytes]]
+    packed: Literal["", "gz", "tar"] = ""
 
-    def is_there(self) -> bool:
+    def exists(self) -> bool:
         return all(path.is_file() for path, _ in self.files)
 
     def read(self) -> list[bytes]:
-        """The open content of each file of this half, tested."""
-        return self.unpack([file.read(path) for path, file in self.files])
+        """The uncompressed, verified content of each file of this half."""
+        blobs = [file.read(path) for path, file in self.files]
+        where = [str(path) for path, _ in self.files]
+        if self.packed == "gz":
+            return [gunzip(*each) for each in zip(blobs, self.half, where, strict=True)]
+        if self.packed == "tar":
+            return untar(blobs[0], self.form.folder, self.half, self.form.train + self.form.test, where[0])
+        return blobs
 
 
-def places(name: str, train: bool, root: Path) -> Iterator[Place]:
-    """Every way in which this half could be there, the one that is fastest to read first in each form."""
+def locations(name: str, train: bool, root: Path) -> Iterator[Location]:
+    """Every way in which this half could be stored, in each form the fastest to read first."""
     for form in choose("data set", name, SOURCES).forms:
         half, folder = (form.train if train else form.test), root / form.folder
-        yield Place(form, _below(folder, half), list)
+        yield Location(form, half, _below(folder, half))
         if form.gz:
-            packed = _below(folder, form.gz[: len(half)] if train else form.gz[-len(half) :])
-            yield Place(form, packed, partial(_gunzipped, half, packed))
+            packed = form.gz[: len(half)] if train else form.gz[-len(half) :]
+            yield Location(form, half, _below(folder, packed), "gz")
         if form.tar:
-            yield Place(form, _below(root, (form.tar,)), partial(_untarred, form, half, root / form.tar.name))
+            yield Location(form, half, _below(root, (form.tar,)), "tar")
 
 
-def present(name: str, train: bool, root: Path) -> Place | None:
-    """The first place where all files of this half are there, tested or not."""
-    return next((place for place in places(name, train, root) if place.is_there()), None)
+def present(name: str, train: bool, root: Path) -> Location | None:
+    """The first location where all files of this half exist, verified or not."""
+    return next((location for location in locations(name, train, root) if location.exists()), None)
 
 
-def find(name: str, train: bool, root: Path) -> Place:
-    """The first place where all files of this half are there, or an error that says what is missing."""
-    place = present(name, train, root)
-    if place is not None:
-        return place
-    options = list(places(name, train, root))
-    nearest = max(options, key=lambda place: sum(path.is_file() for path, _ in place.files))
+def find(name: str, train: bool, root: Path) -> Location:
+    """The first location where all files of this half exist.
+
+    Raises:
+        DataError: There is none; the message lists what is missing.
+    """
+    location = present(name, train, root)
+    if location is not None:
+        return location
+    options = list(locations(name, train, root))
+    nearest = max(options, key=lambda location: sum(path.is_file() for path, _ in location.files))
     missing = [str(path) for path, _ in nearest.files if not path.is_file()]
-    others = sorted({str(place.files[0][0].relative_to(root)) for place in options if place is not nearest})
+    others = sorted({str(o.files[0][0].relative_to(root)) for o in options if o is not nearest})
     raise DataError(
         f"{name}: expected {', '.join(missing)}, found no such file, nor the set in another form "
         f"({', '.join(others)} below {root}); run `atlas data fetch {name}`, or name the folder that holds "
@@ -152,10 +196,72 @@ def _below(folder: Path, files: tuple[File, ...]) -> Located:
     return tuple((folder / file.name, file) for file in files)
 
 
-def _gunzipped(half: tuple[File, ...], packed: Located, blobs: list[bytes]) -> list[bytes]:
-    triples = zip(blobs, half, packed, strict=True)
-    return [gunzip(blob, file, str(path)) for blob, file, (path, _) in triples]
+_BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError)
+_BROKEN += (ValueError, RecursionError, MemoryError)
+_HEADERS = 1 << 20  # what a tar may hold beside the members we know: headers, a readme, names of classes
 
 
-def _untarred(form: Form, half: tuple[File, ...], path: Path, blobs: list[bytes]) -> list[bytes]:
-    return untar(blobs[0], form.folder, half, form.train + form.test, str(path))
+def gunzip(data: bytes, file: File, where: str) -> bytes:
+    """`file`, which `data` holds compressed. Unpacks at most one byte more than the file is long."""
+    try:
+        with gzip.open(io.BytesIO(data)) as stream:
+            raw = stream.read(file.size + 1)
+    except _BROKEN as error:
+        raise DataError(f"{where}: not a whole gzip file ({error}); {GET_AGAIN}") from error
+    return file.check(raw, f"{where}, unpacked")
+
+
+def untar(
+    data: bytes, folder: str, wanted: Collection[File], known: Collection[File], where: str
+) -> list[bytes]:
+    """The `wanted` members of folder/ in a .tar.gz or .tar.xz, in the order asked for.
+
+    `known` are all the members that the archive should hold: their lengths bound what is unpacked.
+    """
+    prefix = f"{folder}/" if folder else ""
+    names = {prefix + file.name: file for file in wanted}
+    packed = io.BytesIO(data)
+    try:
+        with lzma.LZMAFile(packed) if where.endswith(".xz") else gzip.GzipFile(fileobj=packed) as stream:
+            capped = _Capped(stream, sum(file.size for file in known) + _HEADERS, where)
+            found = _members(capped, names, where)
+    except _BROKEN as error:
+        raise DataError(f"{where}: not a whole archive ({error}); {GET_AGAIN}") from error
+    missing = ", ".join(name for name in names if name not in found)
+    if missing:
+        raise DataError(f"{where}: expected the members {missing}, found none of that name; {GET_AGAIN}")
+    return [found[name] for name in names]
+
+
+def _members(stream: _Capped, names: dict[str, File], where: str) -> dict[str, bytes]:
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
+        for member in tar:
+            if member.name not in names:
+                continue
+            place = f"{where}: {member.name}"
+            if not member.isreg() or member.issparse():
+                raise DataError(f"{place}: expected a plain file, found a link or a special one; {GET_AGAIN}")
+            file = names[member.name]
+            file.check_size(member.size, place)
+            content = tar.extractfile(member)
+            found[member.name] = file.check(content.read() if content else b"", place)
+            if len(found) == len(names):
+                break
+    return found
+
+
+class _Capped:
+    """A stream that refuses to give more than `limit` bytes in all. tarfile asks for 10 kB at a time."""
+
+    def __init__(self, stream: lzma.LZMAFile | gzip.GzipFile, limit: int, where: str) -> None:
+        self.stream, self.left, self.limit, self.where = stream, limit, limit, where
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(size)
+        self.left -= len(data)
+        if self.left < 0:
+            raise DataError(
+                f"{self.where}: unpacks to more than the {self.limit} bytes expected; {GET_AGAIN}"
+            )
+        return data

@@ -1,4 +1,4 @@
-"""A user's own data on disk: an .npz file, or a folder of class folders of images."""
+"""A user's data: an .npz file, a folder of class folders of images, a function, or objects in memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from atlas.config import check_arguments, import_object
-from atlas.data import npz
 from atlas.data.images import Images, check_whole
+from atlas.data.readers import npz_names, read_npz
 from atlas.errors import AtlasError, DataError, is_ctrl_c
 
 # Formats by name: Pillow would also start other programs (EPS) or decoders that no data set needs.
@@ -34,10 +34,10 @@ def load_npz(path: Path, train: bool) -> Images:
 
     The number of classes is the largest label of both halves plus one. Pickled objects are refused.
     """
-    found = npz.names(path)
+    found = npz_names(path)
     x, y = _names(path, train, found)
     labels = {"y", "y_train", "y_test"}.intersection(found)
-    arrays = npz.read(path, {x, y, *labels})
+    arrays = read_npz(path, {x, y, *labels})
     whole = [arrays[name] for name in labels if arrays[name].dtype.kind in "iu" and arrays[name].size]
     largest = max((int(array.max()) for array in whole), default=0)
     return replace(as_images((arrays[x], arrays[y]), largest + 1), name=path.name)
@@ -55,10 +55,10 @@ def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
 
 
 def has_test_set(path: Path) -> bool:
-    """Whether the .npz file or folder has test images of its own."""
+    """Whether the .npz file or folder has test images."""
     if path.is_dir():
         return (path / "train").is_dir() and (path / "test").is_dir()
-    return {"x_test", "y_test"} <= set(npz.names(path))
+    return {"x_test", "y_test"} <= set(npz_names(path))
 
 
 def load_folder(path: Path, train: bool) -> Images:
@@ -72,13 +72,13 @@ def load_folder(path: Path, train: bool) -> Images:
     if not train and not has_test_set(path):
         raise DataError(
             f"{path}: has no test set; move images to {path}/train/CLASS and {path}/test/CLASS, or train "
-            f"with data = {json.dumps(f'{path}:test=0.2')}, which sets a fifth of them apart"
+            f"with data = {json.dumps(f'{path}:test=0.2')}, which uses a fifth of them as test images"
         )
     classes = _folders(path / "train" if split else path)
     folder = path if not split else path / ("train" if train else "test")
-    strangers = ", ".join(name for name in _folders(folder) if name not in classes)
-    if strangers:
-        raise DataError(f"{folder}: found classes that {path}/train does not have: {strangers}")
+    extra = ", ".join(name for name in _folders(folder) if name not in classes)
+    if extra:
+        raise DataError(f"{folder}: found classes that {path}/train does not have: {extra}")
     turns = [
         (k, label, file) for label, name in enumerate(classes) for k, file in enumerate(_files(folder / name))
     ]
@@ -137,7 +137,7 @@ def _decode(file: Path) -> NDArray[np.uint8]:
     """One image, gray [H, W] or colour [3, H, W], turned upright as its EXIF orientation says.
 
     What could be read in more than one way is refused: more than one frame, and transparent pixels. An image
-    too large to be honest is refused undecoded.
+    with too many pixels is refused undecoded.
     """
     if not file.is_file():  # a pipe would be waited for
         raise DataError(f"{file}: expected a regular file; remove it from the folder")
@@ -173,13 +173,21 @@ def _check(file: Path, image: Image.Image) -> None:
 def as_images(data: object, num_classes: int | None = None) -> Images:
     """Any labelled images as `Images`.
 
-    Takes `Images`; a pair (x, y) of tensors or arrays; a torch `Dataset` of pairs; a `DataLoader`, or
-    anything else that yields (x, y) batches. x is [N, C, H, W], or [N, H, W] for gray, as uint8 or as floats
-    in [0, 1], not normalised. `num_classes` is the largest label plus one unless given.
+    A Dataset or DataLoader is read **once** into memory, so leave augmentation to `fit`. A loader that visits
+    every example once is read in the order of its data set, nothing shuffled and nothing dropped, so that ids
+    mean the same in every run.
 
-    A Dataset or DataLoader is read **once** into memory: augmentation belongs into `fit`, because here each
-    image would be augmented once and for all. A loader that visits every example once is read in the order
-    of its data set, nothing shuffled and nothing dropped, so that ids mean the same in every run.
+    Args:
+        data: `Images`; a pair (x, y) of tensors or arrays; a torch `Dataset` of pairs; a `DataLoader`, or
+            anything else that yields (x, y) batches. x is [N, C, H, W], or [N, H, W] for gray, as uint8 or as
+            floats in [0, 1], not normalised.
+        num_classes: By default the largest label plus one.
+
+    Raises:
+        DataError: The images or labels cannot be used.
+
+    Example:
+        >>> images = as_images((torch.rand(8, 1, 28, 28), torch.arange(8)))
     """
     if isinstance(data, Images):
         if num_classes in (None, data.num_classes):
@@ -190,7 +198,7 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
     if x.ndim == 3:
         x = x[:, None]
     if x.ndim == 4 and x.shape[1] > 4 and x.shape[3] in (1, 3, 4):
-        raise DataError(f"x: got {list(x.shape)}, which looks like [N, H, W, C]; wanted [N, C, H, W]")
+        raise DataError(f"x must be [N, C, H, W], got {list(x.shape)}, which looks like [N, H, W, C]")
     if x.is_floating_point():
         x = x.to(torch.float32)
     check_whole(y)
@@ -203,7 +211,7 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
 def _read_all(data: object) -> tuple[Tensor, Tensor]:
     pairs = [(_tensor("x", x), _tensor("y", y)) for x, y in _pairs(data)]
     if not pairs:
-        raise DataError("the data set is empty; wanted at least one image")
+        raise DataError("the data set is empty: it must have at least one image")
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise DataError("the images differ in shape; resize them all to one shape first")
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
@@ -212,7 +220,7 @@ def _read_all(data: object) -> tuple[Tensor, Tensor]:
 def _pairs(data: object) -> Iterator[tuple[Any, Any]]:
     for batch in _in_order(data):
         if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise DataError(f"a batch is {type(batch).__name__}; wanted a pair (x, y)")
+            raise DataError(f"a batch must be a pair (x, y), got a {type(batch).__name__}")
         yield batch[0], batch[1]
 
 
@@ -222,20 +230,14 @@ def _in_order(data: object) -> Iterable[Any]:
     if isinstance(data, DataLoader):
         once = isinstance(data.sampler, SequentialSampler) or _permutes(data.sampler)
         if once and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
-            return _guarded(
-                DataLoader(
-                    data.dataset,
-                    data.batch_size,
-                    collate_fn=data.collate_fn,
-                    num_workers=data.num_workers,
-                )
-            )
+            workers = data.num_workers
+            data = DataLoader(data.dataset, data.batch_size, collate_fn=data.collate_fn, num_workers=workers)
         return _guarded(data)
     if isinstance(data, Iterable) and not isinstance(data, str | dict):
         return data
     raise DataError(
-        f"got {type(data).__name__}; wanted Images, a pair (x, y) of tensors or arrays, a torch Dataset or a "
-        "DataLoader (atlas.data.load reads data sets by name or path)"
+        "data must be Images, a pair (x, y) of tensors or arrays, a torch Dataset or a DataLoader, got a "
+        f"{type(data).__name__} (atlas.data.load reads data sets by name or path)"
     )
 
 
@@ -264,8 +266,8 @@ def _tensor(what: str, value: object) -> Tensor:
     try:
         array = np.asarray(value)
     except ValueError as error:
-        raise DataError(f"{what}: {error}; wanted a tensor or an array") from error
+        raise DataError(f"{what} must be a tensor or an array: {error}") from error
     if array.dtype.kind not in "biuf":
-        raise DataError(f"{what}: got an array of {array.dtype}; wanted numbers")
+        raise DataError(f"{what} must hold numbers, got an array of {array.dtype}")
     native = np.float32 if array.dtype.kind == "f" else array.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(array, native, ["C", "W"]))

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from atlas.checkpoint import digest, load_tensors, save_tensors
 from atlas.config import differences, fingerprint
-from atlas.data import npz
+from atlas.data.readers import add_npz_note, npz_note, read_npz
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 from atlas.evaluation.flags import Flag
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, spent
@@ -180,7 +180,7 @@ class EvaluationFolder:
         np.savez(buffer, **arrays)
         mark = self._mark(name)
         seal = json.dumps(mark | {"sha256": digest(whole, json.dumps(mark))})
-        write_atomic(self.path / f"{name}.npz", npz.with_note(buffer.getvalue(), seal))
+        write_atomic(self.path / f"{name}.npz", add_npz_note(buffer.getvalue(), seal))
 
     def load_columns(self, name: str) -> dict[str, Tensor] | None:
         """The columns of this name, verified; None where there is no such file."""
@@ -192,8 +192,8 @@ class EvaluationFolder:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read now: {error.strerror}") from error
         try:
-            note = npz.note(path, content)
-            arrays = npz.read(path, content=content)
+            note = npz_note(path, content)
+            arrays = read_npz(path, content=content)
             columns = {k: torch.from_numpy(np.require(v, requirements="W")) for k, v in arrays.items()}
             mark = dict(json.loads(note)) if note else {}
         except (DataError, TypeError, ValueError, RecursionError) as error:

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from atlas.data import Images
-from atlas.data.archive import File
-from atlas.data.idx import format_idx
-from atlas.data.store import SOURCES, Form, Source
+from atlas.data.readers import format_idx
+from atlas.data.store import SOURCES, File, Form, Source
 
 Snapshot = Callable[[], dict[str, tuple[int, bytes]]]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas.data.archive import File, gunzip, untar
+from atlas.data.store import File, gunzip, untar
 from atlas.errors import DataError
 
 GOOD = os.urandom(5000)

@@ -76,7 +76,7 @@ def test_float_and_bytes_agree_and_the_input_is_left_alone() -> None:
 
 
 def test_a_negative_pad_is_refused() -> None:
-    with pytest.raises(UsageError, match="pad: got -1"):
+    with pytest.raises(UsageError, match="pad must be >= 0 pixels, got -1"):
         PadCropFlip(pad=-1)
 
 

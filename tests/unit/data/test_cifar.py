@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from atlas.data import load
-from atlas.data.cifar import parse_pickles, parse_records, safe_unpickle
+from atlas.data.readers import parse_pickles, parse_records, safe_unpickle
 from atlas.data.store import SOURCES, present
 from atlas.errors import DataError
 

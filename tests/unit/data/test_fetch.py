@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from atlas.data import load
-from atlas.data.archive import File
 from atlas.data.fetch import TRIES, fetch
-from atlas.data.store import SOURCES, Form, Source
+from atlas.data.store import SOURCES, File, Form, Source
 from atlas.errors import DataError, DiskError, LockError, UsageError
 
 Answer = Callable[[BaseHTTPRequestHandler, bytes], None]

@@ -25,7 +25,7 @@ def test_each_class_has_a_name_or_none_has() -> None:
     images = Images(pixels(), LABELS, 3, class_names=("a", "b", "c"))
     assert as_images(images).class_names == ("a", "b", "c")
     assert as_images(images, 4).class_names == ()
-    with pytest.raises(DataError, match="class_names: got 2 for 3 classes"):
+    with pytest.raises(DataError, match="class_names must be 3 names, got 2"):
         Images(pixels(), LABELS, 3, class_names=("a", "b"))
 
 
@@ -103,22 +103,22 @@ def spoiled(value: float) -> Tensor:
         (spoiled(float("inf")), LABELS, "to inf"),
         (spoiled(1 + 2e-6), LABELS, "to 1.000002: "),
         (FLOATS * 255, LABELS, "divide by 255"),
-        (pixels().long(), LABELS, "got int64 [6, 3, 4, 5]; wanted uint8"),
+        (pixels().long(), LABELS, "must be uint8 in 0 .. 255 or float32 in [0, 1], got int64 [6, 3, 4, 5]"),
         (pixels() > 9, LABELS, "got bool"),
-        (pixels()[0, 0], LABELS, "wanted [N, C, H, W]"),
-        (pixels()[None], LABELS, "wanted [N, C, H, W]"),
-        (torch.zeros(6, 3, 0, 5), LABELS, "wanted [N, C, H, W]"),
+        (pixels()[0, 0], LABELS, "must be [N, C, H, W]"),
+        (pixels()[None], LABELS, "must be [N, C, H, W]"),
+        (torch.zeros(6, 3, 0, 5), LABELS, "must be [N, C, H, W]"),
         (torch.zeros(6, 32, 32, 3), LABELS, "looks like [N, H, W, C]"),
         (pixels(0), LABELS[:0], "the data set is empty"),
         (pixels(), LABELS[:5], "got int64 [5] for 6 images"),
-        (pixels(), LABELS - 1, "labels from -1 to 1; wanted 0 to 1"),
-        (pixels(), LABELS.float(), "wanted integer labels"),
-        (pixels(), LABELS > 1, "wanted integer labels"),
+        (pixels(), LABELS - 1, "must be in 0 .. 1, got int64 [6] with labels from -1 to 1"),
+        (pixels(), LABELS.float(), "must be integer labels"),
+        (pixels(), LABELS > 1, "must be integer labels"),
         (pixels(), torch.eye(6, dtype=torch.int64), "argmax"),
-        (pixels(), torch.tensor(1), "one label an image"),
-        (pixels(), np.array(["cat"] * 6), "wanted numbers"),
-        (np.array([None] * 6), LABELS, "wanted numbers"),
-        ([[1, 2], [3]], LABELS, "wanted a tensor or an array"),
+        (pixels(), torch.tensor(1), "one label per image"),
+        (pixels(), np.array(["cat"] * 6), "must hold numbers"),
+        (np.array([None] * 6), LABELS, "must hold numbers"),
+        ([[1, 2], [3]], LABELS, "must be a tensor or an array"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_words(x: object, y: object, words: str) -> None:
@@ -143,7 +143,7 @@ def test_rounding_beyond_the_box_is_clipped() -> None:
 
 
 def test_a_label_beyond_the_given_classes_is_refused() -> None:
-    with pytest.raises(DataError, match="labels from 0 to 2; wanted 0 to 1 for 2 classes"):
+    with pytest.raises(DataError, match=r"must be in 0 \.\. 1, .*labels from 0 to 2"):
         as_images((pixels(), LABELS), num_classes=2)
     assert as_images((pixels(), LABELS), num_classes=7).num_classes == 7
     assert as_images(as_images((pixels(), LABELS)), num_classes=7).num_classes == 7
@@ -151,7 +151,7 @@ def test_a_label_beyond_the_given_classes_is_refused() -> None:
 
 @pytest.mark.parametrize("wrong", ["mnist", 3, {"x": 1}, None])
 def test_something_else_says_what_is_taken(wrong: object) -> None:
-    with pytest.raises(DataError, match="wanted Images, a pair"):
+    with pytest.raises(DataError, match="must be Images, a pair"):
         as_images(wrong)
 
 
@@ -166,7 +166,7 @@ def test_a_set_prints_in_one_line() -> None:
 
 
 def test_ids_must_fit() -> None:
-    with pytest.raises(DataError, match=r"ids: got int64 \[5\]; wanted int64 \[6\]"):
+    with pytest.raises(DataError, match=r"ids must be int64 \[6\], got int64 \[5\]"):
         Images(pixels(), LABELS, 3, ids=torch.arange(5))
 
 
@@ -215,9 +215,9 @@ def test_an_iterable_data_set_is_read() -> None:
         (Pairs([(object(), 0), (object(), 1)]), "do not stack to tensors"),
         (Pairs([(torch.zeros(1, 2, 2), 0), (torch.zeros(1, 3, 3), 1)]), "do not stack to tensors"),
         ([(torch.zeros(1, 1, 2, 2), [0]), (torch.zeros(1, 1, 3, 3), [1])], "differ in shape"),
-        (DataLoader(TensorDataset(pixels()), batch_size=2), "wanted a pair"),
+        (DataLoader(TensorDataset(pixels()), batch_size=2), "must be a pair"),
         (TensorDataset(pixels(0), LABELS[:0]), "empty"),
-        (pixels(), "a batch is Tensor; wanted a pair"),
+        (pixels(), r"a batch must be a pair \(x, y\), got a Tensor"),
     ],
 )
 def test_a_loader_that_does_not_fit_is_refused_in_words(data: object, words: str) -> None:

@@ -151,7 +151,7 @@ def test_a_part_of_a_named_set_has_its_first_training_images_and_all_for_the_tes
 @pytest.mark.parametrize("count", ["", "0", "-1", "x", "1.5", "100000"])
 def test_a_part_wants_a_number_of_images_that_are_there(idx_toy: Any, count: str) -> None:
     idx_toy.write("open")
-    with pytest.raises(DataError, match=r"wanted NAME:N|there are \d+ training images"):
+    with pytest.raises(DataError, match=r"must be NAME:N|there are \d+ training images"):
         load(f"idx-toy:{count}", True, idx_toy.root)
 
 

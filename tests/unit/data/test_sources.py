@@ -14,11 +14,8 @@ import pytest
 import torch
 
 from atlas.data import load
-from atlas.data.archive import File
-from atlas.data.cifar import safe_unpickle
-from atlas.data.idx import format_idx, parse_idx
-from atlas.data.load import PARSERS
-from atlas.data.store import EMBEDDED, SOURCES, Form, home
+from atlas.data.readers import PARSERS, format_idx, parse_idx, safe_unpickle
+from atlas.data.store import EMBEDDED, SOURCES, File, Form, home
 from atlas.errors import DataError
 
 ROOT = Path(__file__).parents[3]

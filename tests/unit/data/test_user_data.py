@@ -1,4 +1,4 @@
-"""A user's own .npz files and folders of images."""
+"""Custom .npz files and folders of images."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def test_wrong_content_is_refused_as_everywhere(tmp_path: Path) -> None:
         load(saved(tmp_path, x=X.astype(np.float32), y=Y))
     with pytest.raises(DataError, match="labels from -1"):
         load(saved(tmp_path, x=X, y=Y - 1))
-    with pytest.raises(DataError, match="y: got"):
+    with pytest.raises(DataError, match="y must"):
         load(saved(tmp_path, x=X, y=Y[:0]))
-    with pytest.raises(DataError, match="wanted numbers"):
+    with pytest.raises(DataError, match="must hold numbers"):
         load(saved(tmp_path, x=X, y=np.array(["cat"] * 12)))
-    with pytest.raises(DataError, match="wanted integer labels"):
+    with pytest.raises(DataError, match="must be integer labels"):
         load(saved(tmp_path, x=X, y=Y / 2))
 
 
@@ -282,7 +282,7 @@ def test_the_pixels_are_writable_memory_of_their_own(tmp_path: Path) -> None:
     assert torch.equal(images.pixels(), torch.from_numpy(X[:1]).float() / 255)
 
 
-# --- a part set apart to test on ---
+# --- a part held out as test images ---
 
 
 def test_a_share_of_each_class_is_set_apart(tmp_path: Path) -> None:

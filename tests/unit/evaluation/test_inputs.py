@@ -38,8 +38,8 @@ BAD_DATA: dict[str, tuple[Any, Any, str]] = {
     "normalised": (X - 0.5, Y, "undo any normalisation, which is the first layer of the model"),
     "NaN": (changed(X, torch.nan), Y, "values from nan to nan"),
     "infinite": (changed(X, torch.inf), Y, "to inf: divide by 255"),
-    "flat": (X.flatten(1), Y, r"x: got float32 \[6, 16\]; wanted \[N, C, H, W\]"),
-    "empty": (X[:0], Y[:0], "the data set is empty; wanted at least one image"),
+    "flat": (X.flatten(1), Y, r"x must be \[N, C, H, W\], .*got float32 \[6, 16\]"),
+    "empty": (X[:0], Y[:0], "must have at least one image, .*the data set is empty"),
     "an array": (X.numpy(), Y, "x must be a tensor, got a ndarray: as_images converts"),
     "too large a label": (
         X,
@@ -47,12 +47,12 @@ BAD_DATA: dict[str, tuple[Any, Any, str]] = {
         r"labels go up to 3 and the model has 3 classes, .* 0 to 2",
     ),
     "labels from one": (X, Y + 1, "the model has 3 classes, .*class 0 has no image: labels go from 1 to 3"),
-    "a negative label": (X, changed(Y, -1), "labels from -1 to 2; wanted 0 to 2"),
-    "floats as labels": (X, Y.float(), r"y: got float32 \[6\]; wanted integer labels"),
-    "truth values as labels": (X, Y > 0, r"y: got bool \[6\]; wanted integer labels"),
-    "short integers": (X, Y.int(), r"y: got int32 \[6\]; wanted int64"),
-    "one-hot labels": (X, nn.functional.one_hot(Y), r"y: got int64 \[6, 3\]; wanted one label an image"),
-    "too few labels": (X, Y[:5], r"y: got int64 \[5\] for 6 images; wanted one label an image"),
+    "a negative label": (X, changed(Y, -1), r"must be in 0 \.\. 2, .*labels from -1 to 2"),
+    "floats as labels": (X, Y.float(), r"y must be integer labels.*got float32 \[6\]"),
+    "truth values as labels": (X, Y > 0, r"y must be integer labels.*got bool \[6\]"),
+    "short integers": (X, Y.int(), r"y must be int64, got int32 \[6\]"),
+    "one-hot labels": (X, nn.functional.one_hot(Y), r"y must be one label per image.*got int64 \[6, 3\]"),
+    "too few labels": (X, Y[:5], r"y must have one label per image, got int64 \[5\] for 6 images"),
     "a list": (X, Y.tolist(), "y must be a tensor, got a list"),
 }
 
@@ -133,7 +133,7 @@ def test_a_model_that_changes_its_images_is_refused() -> None:
         return NET(torch.from_numpy(pixels))  # type: ignore[no-any-return]
 
     kept = X.clone()
-    with pytest.raises(UsageError, match="changes the images that it is given"):
+    with pytest.raises(UsageError, match="must not change its input in place"):
         check_inputs(in_place, X, Y, Linf(0.1))
     assert torch.equal(X, kept)
 

@@ -86,9 +86,9 @@ def test_pixels_of_any_kind_in_any_order_of_memory(kind: torch.dtype) -> None:
     [
         (torch.full((12,), -100), "labels from -100"),
         (torch.arange(12) - 1, "labels from -1"),
-        (torch.arange(12).float(), "wanted integer labels"),
-        (torch.arange(11), "for 12 images; wanted one label an image"),
-        (torch.tensor([2**40] * 12), "read without its sign"),
+        (torch.arange(12).float(), "must be integer labels"),
+        (torch.arange(11), r"must have one label per image, got int64 \[11\] for 12 images"),
+        (torch.tensor([2**40] * 12), "read as unsigned"),
     ],
     ids=["ignored by torch", "negative", "floats", "too few", "huge"],
 )
@@ -186,7 +186,7 @@ def test_a_model_that_changes_its_images_is_refused() -> None:
 
     x, y = images()
     kept = x.clone()
-    with pytest.raises(UsageError, match=r"changes the images that it is given.*x = x - mean"):
+    with pytest.raises(UsageError, match=r"must not change its input in place.*x = x - mean"):
         trained(InPlace(*net()), x, y)
     assert torch.equal(x, kept)
 
