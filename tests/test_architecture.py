@@ -57,7 +57,7 @@ UNSAFE = UNPICKLERS | {
     *("marshal.load", "marshal.loads", "shelve.open", "joblib.load", "dill.load", "dill.loads"),
 }
 # The one place that reads pickles (CIFAR's), through an unpickler that refuses all but plain data.
-RESTRICTED_UNPICKLER = "src/atlas/data/cifar.py"
+RESTRICTED_UNPICKLER = "src/atlas/data/readers.py"
 # The one place that calls torch.load, by whose weights_only=True nothing that a file names is called.
 WEIGHTS_READER = "src/atlas/models/weights.py"
 WEIGHTS_ONLY = "torch.load(weights_only=True)"
