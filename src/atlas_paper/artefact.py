@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 
+from atlas.attacks.suites import TRANSFER, suite
+from atlas.errors import choose
 from atlas.reports.tables import Table
 from atlas_paper import paper
 
 if TYPE_CHECKING:
-    from atlas_paper.results import Findings
-from atlas.attacks.suites import TRANSFER, suite
-from atlas.errors import choose
-from atlas_paper.scales import Setting
+    from atlas_paper.results import Results
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,13 @@ class Row:
     """A model to train: a preset of a data set, with changes."""
 
     task: str
-    """mnist, cifar10 or cifar100: what the paper's numbers are of."""
+    """mnist, cifar10 or cifar100: the data set of the paper's numbers."""
     preset: str
-    """The preset's name without what tells data set and network, such as "adv-1"."""
+    """The preset's name without data set and network, such as "adv-1"."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Settings by dotted keys, as for `atlas train --set`."""
     key: str = ""
-    """By which `--rows` knows it; the preset's by default."""
+    """Its name for `--rows`; the preset's by default."""
     label: str = ""
     """In tables and figures; the paper's name by default."""
     columns: tuple[str, ...] | None = None
@@ -53,15 +52,14 @@ class Artefact:
     name: str
     of: str
     """Where it is in the paper."""
-    about: str
     rows: tuple[Row, ...]
     columns: tuple[str, ...]
-    """Of CLEAN, the attacks of `atlas_paper.artefact`, WORST and paper.TIME, as they are shown."""
-    figure: Callable[[Findings], Figure]
-    tables: Mapping[str, Callable[[Findings], Table | None]] = field(default_factory=dict)
-    """Beside the comparison with the paper: what is made of the findings, by the name of its files."""
-    data: Mapping[str, Callable[[Findings], Table]] = field(default_factory=dict)
-    """What the figure draws beyond the cells, too long for a page: by the name of its file."""
+    """CLEAN, labels of SUITES, WORST and paper.TIME, in the order in which they are shown."""
+    figure: Callable[[Results], Figure]
+    tables: Mapping[str, Callable[[Results], Table | None]] = field(default_factory=dict)
+    """Tables beside the comparison with the paper, by the name of their files."""
+    data: Mapping[str, Callable[[Results], Table]] = field(default_factory=dict)
+    """What the figure draws beyond the cells, too long for a page, by the name of its file."""
 
     def columns_of(self, row: Row) -> tuple[str, ...]:
         return self.columns if row.columns is None else row.columns
@@ -80,7 +78,7 @@ SUITES = {
 STRONG = ("PGD-1000", "Un-T", "Multi-T", "AutoAttack")
 """The attacks that the paper's claim is tested under."""
 SMOKE = {"steps": 3, "restarts": 2, "queries": 30, "targets": 2}
-"""The most of each that an attack has at scale smoke."""
+"""The upper limits of an attack at scale smoke."""
 
 
 @dataclass(frozen=True)
@@ -110,21 +108,15 @@ class Column:
         return f"--suite {self.suite}{only}{images}{surrogate}"
 
 
-def column(label: str, task: str, setting: Setting) -> Column | None:
-    """The column of this label for a data set; None where its suite lacks it, as CIFAR-100's Multi-T."""
+def column(label: str, task: str, n: int | None, random: bool, cut: bool) -> Column | None:
+    """The column of this label on a data set; None where its suite lacks it, as CIFAR-100's Multi-T."""
     chosen = suite(choose("column", label, SUITES), task)
-    tables = {k: t for k, t in chosen.attacks.items() if chosen.name != "paper" or _is(k, label)}
-    if not tables:
-        return None
-    if setting.cut:
+    tables = dict(chosen.attacks)
+    if chosen.name == "paper":  # where the attack's label may be followed by its budget
+        tables = {k: t for k, t in tables.items() if f"{k} ".startswith(f"{label} ")}
+    if cut:
         tables = {k: _cut(t) for k, t in tables.items()}
-    n, random = setting.n(label), label in setting.random
-    return Column(label, chosen.name, tables, n, random, chosen.cascade)
-
-
-def _is(attack: str, label: str) -> bool:
-    """Whether the attack's label, which may have its budget behind it, is that of the column."""
-    return attack == label or attack.startswith(f"{label} ")
+    return Column(label, chosen.name, tables, n, random, chosen.cascade) if tables else None
 
 
 def _cut(table: Mapping[str, Any]) -> dict[str, Any]:

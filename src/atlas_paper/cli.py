@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,55 +13,46 @@ from rich.table import Table
 
 from atlas.cli.console import Root, console, say
 from atlas.errors import Interrupted, UsageError, choose
-from atlas.files import write_atomic
 from atlas.training.precision import fastest
 from atlas.training.run import checked_device
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.comparison import NO_RESULT
-from atlas_paper.cost import STORED, Probe, measured, stored
-from atlas_paper.dry_run import Job, list_jobs
-from atlas_paper.request import Request
-from atlas_paper.results import Findings, gather
+from atlas_paper.request import SCALES, Request
+from atlas_paper.results import Results, gather
 from atlas_paper.runner import Runner
-from atlas_paper.scales import SCALES
 from atlas_paper.workspace import Workspace
-from atlas_paper.write import write
+from atlas_paper.write import NO_RESULT, write
 
 WORKSPACE = Path("runs/reproduce")
 HOUR = 3600.0
-SHARED = "where every core has a process of its own (--rows)"
-"""What a time that is left takes for granted, on a CPU."""
 
 
 def reproduce(
     artefact: Annotated[str | None, typer.Argument(help="A table or figure of the paper: --list.")] = None,
     scale: Annotated[
         str,
-        typer.Option(help="paper: its own sizes; cpu: a network and images for two cores; smoke: seconds."),
+        typer.Option(help="paper: its sizes; cpu: a network and images for two cores; smoke: seconds."),
     ] = "cpu",
-    seeds: Annotated[int, typer.Option(help="Train every row from so many seeds, 0, 1, ...")] = 1,
+    seeds: Annotated[int, typer.Option(help="Train every row from this many seeds: 0, 1, ...")] = 1,
     rows: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEYS", help="Only these rows, by key or pattern, with commas between or again for more."
+            metavar="KEYS", help="Only these rows: keys or patterns, separated by commas; repeatable."
         ),
     ] = None,
     network: Annotated[str, typer.Option(help="Of MNIST's rows: cnn or cnn-small; default: by scale.")] = "",
     version: Annotated[
         str, typer.Option(help="Of MNIST's rows: written (the paper's settings) or tuned.")
     ] = "written",
-    workspace: Annotated[Path, typer.Option(help="Where runs, evaluations and results go.")] = WORKSPACE,
+    workspace: Annotated[Path, typer.Option(help="Folder of runs, evaluations and results.")] = WORKSPACE,
     runs: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="A folder where finished runs may lie; only read; again for more."),
+        typer.Option(metavar="DIR", help="A folder to search for finished runs; only read; repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The artefact's folder; default: in workspace.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List all artefacts and what they cost.")] = False,
-    measure: Annotated[
-        bool, typer.Option("--measure", help="With --list: estimate the costs on this machine; 20 seconds.")
-    ] = False,
+    measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the runs, how far each is, and what is left.")
+        bool, typer.Option("--dry-run", help="List the runs, their states, and what is missing.")
     ] = False,
     finished: Annotated[
         bool, typer.Option("--finished", help="Run nothing: write the artefact from what is finished.")
@@ -75,36 +66,32 @@ def reproduce(
     device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
     root: Root = None,
 ) -> None:
-    """Reproduce a table or a figure of the paper, next to the paper's own numbers.
+    """Reproduce a table or a figure of the paper, next to the paper's numbers.
 
     - `atlas reproduce --list` : all of them, with what they cost on two cores
     - `atlas reproduce table1-mnist --scale smoke` : does it all work? Seconds
-    - `atlas reproduce table1-mnist --rows adv-1,atlas-1 --runs runs` : two rows, from runs that are there
+    - `atlas reproduce table1-mnist --rows adv-1,atlas-1 --runs runs` : two rows, from existing runs
     - `atlas reproduce table1-mnist --network cnn --precision auto` : the larger network, faster
-    - `atlas reproduce ablation-cifar10 --seeds 3 --dry-run` : what that would take
+    - `atlas reproduce ablation-cifar10 --seeds 3 --dry-run` : what that would run
 
-    Finished runs and evaluations are found by what they are of, and not repeated. Interrupted or killed, the
-    same command goes on where it was.
+    Finished runs and evaluations are found by their configuration, and not repeated. After an interruption
+    or a crash, the same command resumes.
     """
-    if show_list and not measure:
-        _list(stored())
-        return
-    place = Workspace(workspace, tuple(runs or ()))
-    probe = Probe(workspace / "probe.json", device, say)
+    if measure:
+        say("--measure was removed: costs are those of the machine named below the list")
     if show_list:
-        costs = measured(ARTEFACTS.values(), probe, place.data)
-        write_atomic(workspace / STORED, (json.dumps(costs, indent=1) + "\n").encode())
-        _list(costs)
+        _list()
         return
     if artefact is None:
         raise UsageError("ARTEFACT is missing: a table or figure of the paper; --list shows all")
-    for other in place.others:
-        if not other.is_dir():
-            raise UsageError(f"--runs {other}: there is no such folder")
-    order = Request(
+    for folder in runs or ():
+        if not folder.is_dir():
+            raise UsageError(f"--runs {folder}: no such folder")
+    space = Workspace(workspace, tuple(runs or ()))
+    request = Request(
         choose("artefact", artefact, ARTEFACTS),
         choose("scale", scale, {name: name for name in SCALES}),
-        place.data,
+        space.data,
         network,
         choose("version", version, {"written": "written", "tuned": "tuned"}),
         seeds,
@@ -112,102 +99,118 @@ def reproduce(
         attack_dtype,
         fastest(checked_device(device)).get("precision", "float32") if precision == "auto" else precision,
     )
-    lab = Runner(place, root, device, say)
+    runner = Runner(space, root, device, say)
     if dry_run:
-        _print_jobs(list_jobs(order, lab, probe))
+        _print_jobs(gather(request, runner))
         return
     options = _options(workspace, runs or [], out, device, root)
-    folder = out or place.results(order.name)
     try:
         if not finished:
-            lab.work(order)
+            runner.work(request)
     except Interrupted:
-        _write(order, lab, folder, options)
+        _write(gather(request, runner), out or space.results(request.name), options)
         raise
-    _write(order, lab, folder, options)
+    _write(gather(request, runner), out or space.results(request.name), options)
 
 
 def _options(
     workspace: Path, runs: list[Path], out: Path | None, device: str | None, root: Path | None
 ) -> str:
-    """Where things lie, again as options."""
+    """The options that name folders and the device."""
     given: list[tuple[str, object]] = [("--runs", folder) for folder in runs]
     given += [("--workspace", workspace if workspace != WORKSPACE else None)]
     given += [("--out", out), ("--root", root), ("--device", device)]
     return " ".join(f"{name} {shlex.quote(str(value))}" for name, value in given if value is not None)
 
 
-def _write(order: Request, lab: Runner, folder: Path, options: str) -> None:
-    findings = gather(order, lab)
-    paths = write(findings, folder)
-    if order.artefact.columns:
-        _print(findings)
+def _write(results: Results, folder: Path, options: str) -> None:
+    paths = write(results, folder)
+    if results.request.artefact.columns:
+        _print_cells(results)
     else:
-        _print_summaries(findings, folder)
+        _print_summaries(results)
     for path in paths:
         say(f"  {path}")
-    if order.scale == "smoke":
+    if results.request.scale == "smoke":
         say(NO_RESULT)
-    if findings.missing:
-        say(f"missing: {'; '.join(findings.missing)}")
-        say(f"to go on: {findings.go_on.command} {options}".rstrip())
+    if results.missing:
+        say(f"missing: {'; '.join(results.missing)}")
+        say(f"to continue: {results.remaining.command} {options}".rstrip())
 
 
-def _print(findings: Findings) -> None:
-    """Every number in a line of its own, which any terminal is wide enough for."""
+def _print_cells(results: Results) -> None:
+    """Each number on its own line, so that any terminal is wide enough."""
     table = Table("", "", "paper", "ours [95% interval]", "difference", "n", box=None, pad_edge=False)
-    for row in findings.rows:
-        for k, column in enumerate(findings.order.shown(row)):
-            value = findings.value(row, column)
-            cell, n = value.cell(), "" if value.n is None else f"{value.n:,}"
+    for row in results.rows:
+        for k, (column, result) in enumerate(results.cells[row.key].items()):
+            cell, n = result.cell(), "" if result.n is None else f"{result.n:,}"
             ours = f"{cell.text} {cell.bounds}".strip()
-            name = findings.name(row) if k == 0 else ""
-            table.add_row(name, column, value.paper_cell().text, ours, value.difference_cell().text, n)
+            name = results.name(row) if k == 0 else ""
+            table.add_row(name, column, result.paper_cell().text, ours, result.difference_cell().text, n)
         table.add_section()
     console.print(table)
 
 
-def _print_summaries(findings: Findings, folder: Path) -> None:
-    """Of a figure, as written: every number in a line of its own here too."""
-    artefact = findings.order.artefact
-    written = json.loads((folder / f"{artefact.name}.json").read_text())["tables"]
-    for part in (written[name] for name in artefact.tables if name in written):
-        table = Table("", "", "", title=part["title"], box=None, pad_edge=False, show_header=False)
-        for name, *cells in part["rows"]:
-            for k, (column, cell) in enumerate(zip(part["columns"][1:], cells, strict=True)):
-                table.add_row("" if k else name, column, cell if isinstance(cell, str) else cell["text"])
+def _print_summaries(results: Results) -> None:
+    """The tables of a figure, each number on its own line."""
+    for part in results.tables.values():
+        table = Table("", "", "", title=part.title, box=None, pad_edge=False, show_header=False)
+        for name, *cells in part.rows:
+            for k, (column, cell) in enumerate(zip(part.columns[1:], cells, strict=True)):
+                table.add_row("" if k else name.text, column, cell.text)
             table.add_section()
         console.print(table)
-        for note in part["notes"]:
+        for note in part.legend:
             say(note)
 
 
-def _list(costs: Mapping[str, Any]) -> None:
+def _costs() -> dict[str, Any]:
+    """Estimated once on one machine: "machine", and "seconds" by artefact and scale."""
+    return dict(json.loads((resources.files("atlas_paper") / "costs.json").read_text("utf-8")))
+
+
+def _list() -> None:
     """All artefacts, with the time that each takes at each scale from nothing and for one seed."""
+    costs = _costs()
     table = Table("artefact", "of", *SCALES, box=None, pad_edge=False)
     for artefact in ARTEFACTS.values():
-        seconds = costs["seconds"][artefact.name]
-        table.add_row(artefact.name, artefact.of, *(_hours(seconds[scale]) for scale in SCALES))
+        seconds = costs["seconds"].get(artefact.name, {})
+        times = (_hours(seconds[scale]) if scale in seconds else "-" for scale in SCALES)
+        table.add_row(artefact.name, artefact.of, *times)
     console.print(table)
     where = "{cores} cores of {cpu} ({device})".format(**costs["machine"])
     say(
         f"paper, cpu and smoke are scales: the estimated time of each on {where}, from nothing and for one "
-        f"seed, {SHARED}. Artefacts share runs, so all together take less than the sum. --measure estimates "
-        "it for this machine.\n"
+        "seed, with one process per core (--rows). Artefacts share runs, so all together take less than the "
+        "sum.\n"
         "Next: atlas reproduce table1-mnist --scale smoke (seconds; its numbers are no result)"
     )
 
 
-def _print_jobs(jobs: list[Job]) -> None:
-    heads = ("run", "preset", "state", "left", "attacks done", "attacks left", "left")
-    table = Table(*heads, box=None, pad_edge=False)
-    for job in jobs:
-        state = f"{job.state}, {job.epochs} epochs" if job.epochs else job.state
-        done, left = ", ".join(job.done), ", ".join(job.left)
-        table.add_row(job.what, job.run.name, state, _hours(job.training), done, left, _hours(job.attacks))
+def _print_jobs(results: Results) -> None:
+    """The runs of a request, how far each has come, and what is missing."""
+    request, workspace = results.request, results.runner.workspace
+    table = Table("run", "preset", "state", "attacks done", "attacks left", box=None, pad_edge=False)
+    trainings = evaluations = 0
+    for task in {row.task: None for row in request.rows if row.task in request.transfer_tasks}:
+        status = workspace.status(request.surrogate(task))
+        trainings += not status.finished
+        table.add_row(f"surrogate, {task}", status.run.name, status.text)
+    for seed in range(request.seeds):
+        for row in request.rows:
+            result = results.seeds[row.key][seed]
+            left = [c.label for c in request.columns(row) if c.label not in result.reports]
+            name, status = f"{row.label}, {row.task}, seed {seed}", result.status
+            trainings += not status.finished
+            evaluations += len(left)
+            table.add_row(name, status.run.name, status.text, ", ".join(result.reports), ", ".join(left))
     console.print(table)
-    total = sum(job.training + job.attacks for job in jobs)
-    say(f"{_hours(total)} left in all on this machine, {SHARED}: an estimate, from the times of single steps")
+    say(f"missing: {trainings} trainings and {evaluations} evaluations")
+    costs, name = _costs(), request.artefact.name
+    if name in costs["seconds"]:
+        hours = _hours(costs["seconds"][name][request.scale])
+        where = "{cores} cores of {cpu}".format(**costs["machine"])
+        say(f"{name} at scale {request.scale}, from nothing and for one seed: about {hours} on {where}")
 
 
 def _hours(seconds: float) -> str:

@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
+import io
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from atlas import presets
-from atlas.attacks import TrainingAttack
 from atlas.attacks.model_variants import DTYPES
 from atlas.config import fingerprint, overridden
 from atlas.errors import UsageError, choose
+from atlas.files import write_atomic
 from atlas.reports.comparison import CLEAN, WORST
 from atlas.training import RunConfig
 from atlas.training.precision import Precision
 from atlas.training.settings import REGISTRIES
 from atlas_paper.artefact import Artefact, Column, Row, column
 from atlas_paper.paper import TIME
-from atlas_paper.scales import ScaleName, Setting, default_network, setting
 
+ScaleName = Literal["paper", "cpu", "smoke"]
+SCALES: tuple[ScaleName, ...] = ("paper", "cpu", "smoke")
 Version = Literal["written", "tuned"]
+NETWORKS = ("cnn", "cnn-small")
+"""The networks that MNIST's rows can have."""
 SURROGATE, SURROGATE_SEED = "natural", 99
 """The black box attack's surrogate is a model of the same network, trained without an adversary from another
 seed than any row: the paper does not say which it takes."""
 MOST_SEEDS = 10
 DERIVED = (CLEAN, WORST, TIME)
-"""Columns that are no attacks."""
+"""Columns that are not attacks."""
+SMOKE_CLASSES = {"cifar10": 10, "cifar100": 100}
+SMOKE_SIDE, SMOKE_TRAIN, SMOKE_TEST, SMOKE_USED = 8, 300, 40, 10
+"""Pixels per side, images, and classes that have images, of what replaces CIFAR at scale smoke."""
+_BRIEF = {
+    "training.batch_size": 50,
+    "training.optimizer.kind": "adam",
+    "training.optimizer.lr": 0.01,
+    "training.schedule.epochs": 3,
+    "training.schedule.ramp_epochs": 1,
+    "training.validation.size": 50,
+    "training.validation.attack.steps": 2,
+    "method.attack.steps": 2,
+}
+"""What makes a training take seconds. Keys that do not apply to a preset are dropped."""
 
 
 @dataclass(frozen=True)
-class Run:
-    """A training."""
+class RunSpec:
+    """A training: a preset, changes and a seed."""
 
     preset: str
     changes: Mapping[str, Any]
@@ -56,28 +76,95 @@ class Run:
 
     @property
     def command(self) -> str:
-        """That trains it by hand."""
+        """The `atlas train` command of this run."""
         values = {k: str(v).lower() if isinstance(v, bool) else v for k, v in self.changes.items()}
         settings = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()]
         seed = [f"--seed {self.seed}"] if self.seed else []
         return " ".join(["atlas train", self.preset, *settings, *seed])
 
 
-def canonical_hash(config: RunConfig) -> str:
-    """A hash by which a run is known wherever it lies: of its configuration with its objectives spelled out.
+@dataclass(frozen=True)
+class Setting:
+    """One data set at one scale."""
 
-    An attack without an objective climbs that of its method; runs of earlier versions have it in words.
-    """
-    attack = config.method.attack
-    if attack is not None:
-        method: Any = config.method  # a dataclass, as all methods are
-        config = replace(
-            config, method=replace(method, attack=attack.with_default_objective(method.objective))
+    prefix: str
+    """Of the presets' names."""
+    words: str
+    """What was trained, for the reader of a table."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """What all runs change in their presets, by dotted keys."""
+    images: Mapping[str, int] = field(default_factory=dict)
+    """Test images by column; "" for the other columns; all of them where neither is given."""
+    random: tuple[str, ...] = ()
+    """Columns whose images are drawn at random; the others take the first."""
+    cut: bool = False
+    """Whether attacks have a tiny budget."""
+
+    def n(self, column: str) -> int | None:
+        return self.images.get(column, self.images.get(""))
+
+
+def default_network(scale: ScaleName) -> str:
+    """The network of MNIST's rows."""
+    return "cnn" if scale == "paper" else "cnn-small"
+
+
+def _mnist(scale: ScaleName, network: str) -> Setting:
+    if network not in NETWORKS:
+        raise UsageError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
+    prefix = "mnist-" if network == "cnn" else "mnist-small-"
+    if scale == "paper":
+        words = f"{network} on all 60,000 training images, all test images"
+        return Setting(prefix, words, images={"RayS": 1000}, random=("RayS",))
+    if scale == "cpu":
+        # The larger network takes about 23 times the work.
+        few = {"Multi-T": 200, "RayS": 200} if network == "cnn" else {}
+        words = f"{network} on all 60,000 training images"
+        return Setting(prefix, words, images={"": 1000, "PGD-20": 10_000, **few})
+    words = f"{network} on 300 embedded images, 3 epochs, eps 0.05: a test of the machinery, no result"
+    changes = {"data": "mnist-mini:300", "threat.eps": 0.05, **_BRIEF}
+    return Setting(prefix, words, changes, {"": 20, "PGD-20": 30}, cut=True)
+
+
+def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
+    if scale == "paper":
+        words = "WRN-28-8 on all 50,000 training images, all test images"
+        return Setting(f"{task}-", words, images={"RayS": 1000}, random=("RayS",))
+    if scale == "cpu":
+        words = (
+            "WRN-10-1 on the first 6,000 training images, 30 epochs at most, "
+            "eps growing over 10; the paper has WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
         )
-    training, validation = config.training, config.training.validation
-    if isinstance(validation.attack, TrainingAttack):
-        validation = replace(validation, attack=validation.attack.with_default_objective("ce"))
-    return fingerprint(replace(config, training=replace(training, validation=validation)).table())
+        changes = {
+            "data": f"{task}:6000",
+            "model": "wrn-10-1",
+            "training.validation.size": 1000,
+            "training.schedule.epochs": 30,
+            "training.schedule.ramp_epochs": 10,
+        }
+        return Setting(f"{task}-", words, changes, {"": 400, "PGD-20": 1000, "RayS": 50})
+    words = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs: a test of the machinery, no result"
+    data = str(smoke_data / f"{task}-smoke.npz")
+    changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}
+    return Setting(f"{task}-", words, changes, {"": 20, "PGD-20": 30}, cut=True)
+
+
+def make_smoke_data(folder: Path) -> None:
+    """Write the colour images that replace CIFAR at scale smoke: a mean for each class, and noise."""
+    for task, classes in SMOKE_CLASSES.items():
+        path = folder / f"{task}-smoke.npz"
+        if path.exists():
+            continue
+        draw = np.random.default_rng(0)
+        means = draw.uniform(0.35, 0.65, (classes, 3, SMOKE_SIDE, SMOKE_SIDE))
+        arrays: dict[str, Any] = {}
+        for half, count in {"train": SMOKE_TRAIN, "test": SMOKE_TEST}.items():
+            y = np.arange(count) % SMOKE_USED * (classes // SMOKE_USED) + classes // SMOKE_USED - 1
+            noise = draw.normal(0, 0.25, (count, 3, SMOKE_SIDE, SMOKE_SIDE))
+            arrays |= {f"x_{half}": np.uint8(255 * (means[y] + noise).clip(0, 1)), f"y_{half}": y}
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        write_atomic(path, buffer.getvalue())
 
 
 @dataclass(frozen=True)
@@ -87,24 +174,24 @@ class Request:
     artefact: Artefact
     scale: ScaleName
     smoke_data: Path
-    """Where the made-up images of scale smoke are."""
+    """The folder of the made-up images of scale smoke."""
     network: str = ""
-    """Of MNIST; "" for the scale's own."""
+    """Of MNIST; "" for the scale's default."""
     version: Version = "written"
     seeds: int = 1
     only: tuple[str, ...] = ()
-    """Keys of rows, or patterns of them; all where there is none."""
+    """Keys of rows, or patterns of them; all rows where empty."""
     attack_dtype: str = "float32"
     precision: str = "float32"
-    """Of all trainings; in a lower one they have channels last where that is fast."""
+    """Of all trainings; a lower one comes with channels last where that is fast."""
 
     def __post_init__(self) -> None:
         choose("attack dtype", self.attack_dtype, DTYPES)
         choose("precision", self.precision, {name: name for name in get_args(Precision)})
         if not 1 <= self.seeds <= MOST_SEEDS:
-            raise UsageError(f"seeds is {self.seeds}; wanted 1 to {MOST_SEEDS}")
+            raise UsageError(f"seeds must be 1 to {MOST_SEEDS}, got {self.seeds}")
         if self.seeds > 1 and not self.artefact.columns:
-            raise UsageError(f"{self.artefact.name} shows one seed; leave --seeds out")
+            raise UsageError(f"{self.artefact.name} shows one seed; omit --seeds")
         if not self.of_mnist and (self.network or self.version != "written"):
             raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} has other data")
         for pattern in self.only:
@@ -113,10 +200,10 @@ class Request:
                 raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
         for row in self.rows:
             if (name := self._preset(row)) not in presets.names():
-                hint = "; take --version written" if self.version == "tuned" else ""
+                hint = "; use --version written" if self.version == "tuned" else ""
                 if self.artefact.columns and (known := self.all_rows):
                     hint += f", or --rows {','.join(row.key for row in known)}"
-                raise UsageError(f"{self.artefact.name} needs the preset {name}, which is not there{hint}")
+                raise UsageError(f"{self.artefact.name} needs the preset {name}, which does not exist{hint}")
 
     @property
     def scaled_rows(self) -> list[Row]:
@@ -125,53 +212,60 @@ class Request:
 
     @property
     def rows(self) -> list[Row]:
-        """Those that were asked for."""
+        """The rows that were asked for."""
         patterns = self.only or ("*",)
         return [row for row in self.scaled_rows if any(fnmatchcase(row.key, p) for p in patterns)]
 
     @property
     def all_rows(self) -> list[Row]:
-        """Those that are shown: of a tuned version, not all rows may have their preset yet."""
+        """The rows that are shown: some may have no tuned preset."""
         known = set(presets.names())
         return [row for row in self.scaled_rows if self._preset(row) in known]
 
     @property
     def of_mnist(self) -> bool:
-        """Whether all of it is."""
         return {row.task for row in self.artefact.rows} == {"mnist"}
 
     def setting(self, task: str) -> Setting:
-        return setting(self.scale, task, self.network or default_network(self.scale), self.smoke_data)
+        if task == "mnist":
+            return _mnist(self.scale, self.network or default_network(self.scale))
+        return _cifar(self.scale, task, self.smoke_data)
 
-    def run(self, row: Row, seed: int) -> Run:
-        setting = self.setting(row.task)
-        name = self._preset(row)
-        return Run(name, {**_fitting(setting.changes, name), **row.changes, **self._arithmetic}, seed)
+    def run(self, row: Row, seed: int) -> RunSpec:
+        return self._run(row.task, self._preset(row), row.changes, seed)
 
-    @property
-    def _arithmetic(self) -> dict[str, Any]:
-        """What the precision changes in all presets."""
+    def surrogate(self, task: str) -> RunSpec:
+        return self._run(task, f"{self.setting(task).prefix}{SURROGATE}", {}, SURROGATE_SEED)
+
+    def _run(self, task: str, preset: str, changes: Mapping[str, Any], seed: int) -> RunSpec:
         lower = {"training.precision": self.precision, "training.channels_last": "auto"}
-        return {} if self.precision == "float32" else lower
+        arithmetic = {} if self.precision == "float32" else lower
+        return RunSpec(
+            preset, {**_applicable(self.setting(task).changes, preset), **changes, **arithmetic}, seed
+        )
 
     def _preset(self, row: Row) -> str:
         return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
 
-    def surrogate(self, task: str) -> Run:
-        setting = self.setting(task)
-        name = f"{setting.prefix}{SURROGATE}"
-        return Run(name, {**_fitting(setting.changes, name), **self._arithmetic}, SURROGATE_SEED)
-
     def columns(self, row: Row) -> list[Column]:
         """The evaluations of a row, in the order in which they are made."""
-        labels = [c for c in self.artefact.columns_of(row) if c not in DERIVED]
-        found = [column(label, row.task, self.setting(row.task)) for label in labels]
+        setting = self.setting(row.task)
+        labels = [label for label in self.artefact.columns_of(row) if label not in DERIVED]
+        found = [
+            column(label, row.task, setting.n(label), label in setting.random, setting.cut)
+            for label in labels
+        ]
         return [c for c in found if c is not None]
 
     def shown(self, row: Row) -> list[str]:
-        """The columns in which a row has a cell: an attack may be none of its data set's."""
+        """The columns in which a row has a cell: a data set may lack an attack."""
         made = {*DERIVED, *(column.label for column in self.columns(row))}
         return [label for label in self.artefact.columns_of(row) if label in made]
+
+    @property
+    def transfer_tasks(self) -> list[str]:
+        """The data sets with a black box column, which need a surrogate."""
+        return sorted({row.task for row in self.all_rows if any(c.transfer for c in self.columns(row))})
 
     @property
     def name(self) -> str:
@@ -186,7 +280,7 @@ class Request:
 
     @property
     def command(self) -> str:
-        """That makes it, or goes on with it; without where things lie."""
+        """The command that makes or resumes it, without the options that name folders."""
         words = ["atlas reproduce", self.artefact.name, f"--scale {self.scale}"]
         words += [f"--network {self.network}"] if self.network else []
         words += ["--version tuned"] if self.version == "tuned" else []
@@ -196,8 +290,8 @@ class Request:
         return " ".join([*words, *(f"--rows {shlex.quote(key)}" for key in self.only)])
 
 
-def _fitting(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Those that the preset has a use for: not every method has several steps, or a growing eps."""
+def _applicable(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The changes that apply to the preset: not every method has several steps, or a growing eps."""
     table = presets.load_preset(name)[1] if name in presets.names() else {}
     schedule = table.get("training", {}).get("schedule", {})
     useless = {

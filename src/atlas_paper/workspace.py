@@ -1,7 +1,7 @@
-"""Where runs and evaluations of artefacts lie, and how finished ones are found: by what they are of.
+"""The folders of runs and evaluations, and how finished ones are found: by their configuration.
 
 runs/NAME-HASH/          trainings
-evaluations/NAME-HASH/   of each: one folder a column
+evaluations/NAME-HASH/   of each training: one folder per column
 results/ARTEFACT-SCALE/  tables, figures, data
 data/                    made-up images of scale smoke
 """
@@ -14,24 +14,97 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from atlas import __version__
+from atlas.attacks import TrainingAttack
 from atlas.config import fingerprint
 from atlas.errors import AtlasError, CheckpointError, LockError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import ORIGIN, in_use, write_atomic
+from atlas.reports.collect import origin
 from atlas.runs import RunFolder
-from atlas.training import load_config
-from atlas_paper.request import Run, canonical_hash
+from atlas.training import RunConfig, load_config
+from atlas.training.log import read_metrics, read_seconds
+from atlas_paper.request import RunSpec
+
+State = Literal["finished", "unfinished", "in use", "failed", "changed on the way", "not begun"]
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How far a training has come, and how it went."""
+
+    run: RunSpec
+    state: State
+    folder: Path | None = None
+    records: tuple[dict[str, Any], ...] = ()
+    """Epochs and probes, as in metrics.jsonl."""
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.state == "finished"
+
+    @property
+    def epochs(self) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["kind"] == "epoch"]
+
+    @property
+    def best_epoch(self) -> int | None:
+        """The last that was the best so far, from 0."""
+        return max((e["epoch"] for e in self.epochs if e["best"]), default=None)
+
+    @property
+    def collapses(self) -> list[int]:
+        """Epochs, from 0, in which a collapse was detected."""
+        return [e["epoch"] for e in self.epochs if e["collapse"]]
+
+    @property
+    def text(self) -> str:
+        """The state with the number of epochs."""
+        return f"{self.state}, {len(self.epochs)} epochs" if self.epochs else self.state
+
+    @property
+    def lacks(self) -> str:
+        """Why it is not finished; "" where it is."""
+        if self.finished:
+            return ""
+        again = "; to try again, remove its folder" if self.state in ("failed", "changed on the way") else ""
+        return f"training {self.state}{f' after {len(self.epochs)} epochs' if self.epochs else ''}{again}"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What must be said beside its numbers."""
+        if self.state == "failed":
+            return ("failed",)
+        return ("collapsed",) if self.collapses else ()
+
+    def record(self) -> dict[str, Any]:
+        """For the artefact's JSON."""
+        made = origin(self.folder) if self.folder else {}
+        known = fingerprint(RunFolder(self.folder).read_config()) if self.finished and self.folder else None
+        best = self.best_epoch
+        return {
+            "seed": self.run.seed,
+            "config_hash": known or self.run.hash,
+            "train": self.run.command,
+            "state": self.state,
+            "network": self.run.config.model,
+            "train_commit": made.get("commit"),
+            "train_seconds": round(self.seconds, 1),
+            "epochs": len(self.epochs),
+            "best_epoch": None if best is None else best + 1,
+            "collapsed_in_epochs": [epoch + 1 for epoch in self.collapses],
+        }
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder to work in, and others where finished work may be found; those are never written to."""
+    """A folder to work in, and others to search for finished work; those are never written to."""
 
     root: Path
     others: tuple[Path, ...] = ()
@@ -43,67 +116,97 @@ class Workspace:
     def results(self, name: str) -> Path:
         return self.root / "results" / name
 
-    # --- trainings ---
-
     @cached_property
-    def _elsewhere(self) -> dict[str, list[Path]]:
-        """All that was there at first: runs by the meaning of their settings, evaluations by their hash."""
+    def _found(self) -> dict[str, list[Path]]:
+        """What was there at first: runs by their canonical hash, evaluations by the hash of their config."""
         found: dict[str, list[Path]] = {}
         for path, table in _configs([self.root, *self.others]):
             if "attacks" in table:
-                found.setdefault(_evaluation(path), []).append(path)
+                found.setdefault(_evaluation_hash(path), []).append(path)
             with suppress(AtlasError):  # a run of another version, say
                 found.setdefault(canonical_hash(load_config(path)), []).append(path)
         return found
 
-    def _places(self, run: Run) -> list[Path]:
-        """Where the run may lie; its own place first. One whose settings were changed on the way is none."""
-        places = [self.place(run), *self._elsewhere.get(canonical_hash(run.config), ())]
-        return [place for place in places if not RunFolder(place).changed_from]
+    def _folders(self, run: RunSpec) -> list[Path]:
+        """Where the run may be; the workspace first. A run whose settings were changed does not count."""
+        folders = [self.run_folder(run), *self._found.get(canonical_hash(run.config), ())]
+        return [folder for folder in folders if not RunFolder(folder).changed_from]
 
-    def place(self, run: Run) -> Path:
+    def run_folder(self, run: RunSpec) -> Path:
         """Where the run is trained, if it is not found."""
-        return self._own("runs", run)
+        return self._folder("runs", run)
 
-    def _own(self, part: str, run: Run) -> Path:
-        """The run's folder in a part of the workspace: two presets may come to the same configuration."""
+    def _folder(self, part: str, run: RunSpec) -> Path:
+        """The run's folder in a part of the workspace: two presets may give the same configuration."""
         found = sorted((self.root / part).glob(f"*-{run.hash[:8]}"))
         return found[0] if found else self.root / part / run.name
 
-    def finished(self, run: Run) -> Path | None:
-        """A folder where the run has come to its end."""
-        ends = ((path, RunFolder(path)) for path in self._places(run))
-        return next((path for path, run in ends if run.last.exists() and run.best.exists()), None)
+    def finished(self, run: RunSpec) -> Path | None:
+        """A folder with the finished run."""
+        folders = map(RunFolder, self._folders(run))
+        return next((f.path for f in folders if f.last.exists() and f.best.exists()), None)
 
-    def unfinished(self, run: Run) -> Path | None:
-        """A folder where the run has begun and can go on."""
-        return next((path for path in self._places(run) if RunFolder(path).begun), None)
+    def unfinished(self, run: RunSpec) -> Path | None:
+        """A folder where the run has begun and can be resumed."""
+        return next((path for path in self._folders(run) if RunFolder(path).begun), None)
 
-    def copy_into_workspace(self, run: Run) -> Path:
-        """The folder to train in: one that has begun in another place is copied first."""
-        place, begun = self.place(run), self.unfinished(run)
-        if begun is not None and begun != place:
-            if in_use(place):
-                raise LockError(f"{place} is being trained by another process")
-            part = place.with_name(f".{place.name}.part")
+    def status(self, run: RunSpec) -> RunStatus:
+        """The status of a run, wherever it is."""
+        done, begun = self.finished(run), self.unfinished(run)
+        folder = done or begun
+        state: State = "finished" if done else "unfinished" if begun else "not begun"
+        if not done:
+            failed = RunFolder(begun or self.run_folder(run)).not_finite
+            if failed.exists():
+                state, folder = "failed", failed.parent
+            elif RunFolder(self.run_folder(run)).changed_from:
+                state, folder = "changed on the way", self.run_folder(run)
+            elif begun is not None and in_use(begun):
+                state = "in use"
+        if folder is None:
+            return RunStatus(run, state)
+        files = RunFolder(folder)
+        return RunStatus(run, state, folder, tuple(read_metrics(files.metrics)), read_seconds(files.timing))
+
+    def copy_into_workspace(self, run: RunSpec) -> Path:
+        """The folder to train in: a run that has begun in another folder is copied first."""
+        folder, begun = self.run_folder(run), self.unfinished(run)
+        if begun is not None and begun != folder:
+            if in_use(folder):
+                raise LockError(f"{folder} is being trained by another process")
+            part = folder.with_name(f".{folder.name}.part")
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(begun, part, ignore=shutil.ignore_patterns("lock", "evaluations"))
-            shutil.rmtree(place, ignore_errors=True)
-            part.rename(place)
-        return place
+            shutil.rmtree(folder, ignore_errors=True)
+            part.rename(folder)
+        return folder
 
-    # --- evaluations ---
-
-    def evaluations(self, run: Run, folder: Path, name: str, about: Mapping[str, Any]) -> list[Path]:
-        """Where an evaluation of the run in `folder` is made, and where else it may have been."""
+    def evaluations(self, run: RunSpec, folder: Path, name: str, about: Mapping[str, Any]) -> list[Path]:
+        """Where an evaluation of the run in `folder` is made, and where else it may be."""
         known = fingerprint(json.loads(json.dumps(about)))
-        place = self._own("evaluations", run) / f"{name}-{known[:8]}"
-        beside = [path for path, _ in _configs([folder / "evaluations"]) if _evaluation(path) == known]
-        return [place, *beside, *self._elsewhere.get(known, ())]
+        place = self._folder("evaluations", run) / f"{name}-{known[:8]}"
+        beside = [path for path, _ in _configs([folder / "evaluations"]) if _evaluation_hash(path) == known]
+        return [place, *beside, *self._found.get(known, ())]
 
 
-def _evaluation(path: Path) -> str:
-    """By what the evaluation in this folder is known; "" where it is damaged."""
+def canonical_hash(config: RunConfig) -> str:
+    """The hash of a configuration with its default objectives filled in.
+
+    An attack without an objective takes that of its method; runs of earlier versions spell it out.
+    """
+    attack = config.method.attack
+    if attack is not None:
+        method: Any = config.method  # a dataclass, as all methods are
+        attack = attack.with_default_objective(method.objective)
+        config = replace(config, method=replace(method, attack=attack))
+    training, validation = config.training, config.training.validation
+    if isinstance(validation.attack, TrainingAttack):
+        validation = replace(validation, attack=validation.attack.with_default_objective("ce"))
+    return fingerprint(replace(config, training=replace(training, validation=validation)).table())
+
+
+def _evaluation_hash(path: Path) -> str:
+    """The hash of the evaluation in this folder; "" where it is damaged."""
     try:
         return fingerprint(EvaluationFolder(path).about())
     except CheckpointError:
@@ -111,9 +214,9 @@ def _evaluation(path: Path) -> str:
 
 
 def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every folder with a config.json that can be read, in a fixed order; links are followed, each once.
+    """Every folder with a readable config.json, in a fixed order; links are followed, each once.
 
-    Hidden ones are left out: a copy that was cut off is one.
+    Hidden folders are skipped: an interrupted copy is one.
     """
     seen: set[str] = set()
     for place in places:
@@ -127,7 +230,7 @@ def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 
 def note_origin(folder: Path, command: str) -> None:
-    """Write down who makes what the folder will hold, unless that is known already."""
+    """Write the command, commit and version that make the folder's contents, unless they are known."""
     if not (folder / ORIGIN).exists():
         table = {"command": command, "commit": commit(), "version": __version__}
         write_atomic(folder / ORIGIN, (json.dumps(table, indent=2) + "\n").encode())
@@ -135,12 +238,12 @@ def note_origin(folder: Path, command: str) -> None:
 
 @cache
 def commit() -> str | None:
-    """The commit of this code, with a + where files differ from it; None where it is in no work tree.
+    """The commit of this code, with a + where files differ from it; None outside a work tree.
 
-    Asked once: what runs is what was there when it was started.
+    Cached: what runs is the code as it was at the start.
     """
     try:
-        _git("ls-files", "--error-unmatch", __file__)  # an installed copy may lie in somebody's work tree
+        _git("ls-files", "--error-unmatch", __file__)  # an installed copy may be in a user's work tree
         known = _git("rev-parse", "HEAD")
         changed = _git("status", "--porcelain", "--", "src")
     except (OSError, subprocess.CalledProcessError):
@@ -149,6 +252,6 @@ def commit() -> str | None:
 
 
 def _git(*words: str) -> str:
-    """An answer about the work tree that this file is in."""
+    """The output of git in the work tree of this file."""
     command = ["git", "-C", str(Path(__file__).parents[2]), *words]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()

@@ -11,9 +11,9 @@ from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
 from atlas_paper import paper
 from atlas_paper.artefact import Artefact, Row
-from atlas_paper.comparison import TableRow, missing, title, trained_with
-from atlas_paper.results import Findings
-from atlas_paper.run_status import RunStatus
+from atlas_paper.results import Results
+from atlas_paper.workspace import RunStatus
+from atlas_paper.write import TableRow, missing, title, trained_with
 
 STABLE, COLLAPSED = (
     {f"method.{weight}": float(paper.text(f"{which}_{weight}")) for weight in ("alpha", "beta")}
@@ -29,6 +29,7 @@ HEADS = (
     *("", "alpha", "beta", "epochs", "best validation robust", "lowest after it", "last"),
     *("J² at the best", "J² largest after it", "clean at the best", "clean at the end", SEEN),
 )
+EPOCH_HEADS = ("val_robust", "val_clean", "jacobian", "lr", "eps", "loss")
 
 
 def _row(task: str, which: str, changes: dict[str, Any]) -> Row:
@@ -37,83 +38,80 @@ def _row(task: str, which: str, changes: dict[str, Any]) -> Row:
     return Row(task, "atlas-1", changes, key=f"{task}-{which}", label=f"ATLAS, {weights}{clipped}")
 
 
-def summary(findings: Findings) -> Table:
+def _status(results: Results, row: Row) -> RunStatus:
+    return results.seeds[row.key][0].status
+
+
+def summary(results: Results) -> Table:
     """What the figure shows, in numbers."""
-    lines = [_line(findings, row) for row in findings.rows]
+    lines = [_line(results, row) for row in results.rows]
     notes = (
         "Accuracies in %, on validation images; J² is the mean of ||J(x')||² over batches of an epoch. The "
         f"paper, on CIFAR-10: a fall of more than {paper.text('collapse_fall')} points while J² rises "
         f"steeply, and clean accuracy of almost {paper.text('collapse_clean')}% afterwards.",
-        *trained_with(findings),
-        *missing(findings),
+        *trained_with(results),
+        *missing(results),
     )
-    return Table.of(title(findings), HEADS, lines, notes=notes)
+    return Table.of(title(results), HEADS, lines, notes=notes)
 
 
-def _line(findings: Findings, row: Row) -> TableRow:
-    course = findings.subjects[row.key][0].course
-    what = [findings.name(row), f"{row.changes['method.alpha']:g}", f"{row.changes['method.beta']:g}"]
-    best = course.best_epoch
+def _line(results: Results, row: Row) -> TableRow:
+    status = _status(results, row)
+    what = [results.name(row), f"{row.changes['method.alpha']:g}", f"{row.changes['method.beta']:g}"]
+    best, epochs = status.best_epoch, status.epochs
     if best is None:
-        return [*what, course.lacks, *["-"] * (len(HEADS) - 4)]
-    epochs = course.epochs
+        return [*what, status.lacks, *["-"] * (len(HEADS) - 4)]
     after = epochs[best:]
-    robust = [epoch["val_robust"] for epoch in after]
-    numbers = [robust[0], min(robust), robust[-1]]
-    clean = [epochs[best]["val_clean"], epochs[-1]["val_clean"]]
+    robust = [100 * epoch["val_robust"] for epoch in after]
     jacobians = [epochs[best]["jacobian"], max(epoch["jacobian"] for epoch in after)]
-    seen = ", ".join(f"epoch {epoch + 1}" for epoch in course.collapses) or "no"
     return [
         *what,
-        f"{len(epochs)}" + ("" if course.finished else f" ({course.state})"),
-        *(Cell(f"{100 * number:.1f}", 100 * number) for number in numbers),
-        *(Cell(f"{number:.3g}", number) for number in jacobians),
-        *(Cell(f"{100 * number:.1f}", 100 * number) for number in clean),
-        seen,
+        f"{len(epochs)}" + ("" if status.finished else f" ({status.state})"),
+        *(Cell.number(number) for number in (robust[0], min(robust), robust[-1])),
+        *(Cell.number(number, "{:.3g}") for number in jacobians),
+        *(Cell.number(100 * epoch["val_clean"]) for epoch in (epochs[best], epochs[-1])),
+        ", ".join(f"epoch {epoch + 1}" for epoch in status.collapses) or "no",
     ]
 
 
-def epochs(findings: Findings) -> Table:
+def epochs(results: Results) -> Table:
     """Every epoch of every row."""
-    names = ("val_robust", "val_clean", "jacobian", "lr", "eps", "loss")
     lines: list[TableRow] = [
-        [row.key, str(epoch["epoch"] + 1), *(Cell(f"{epoch[name]:g}", epoch[name]) for name in names)]
-        for row in findings.rows
-        for epoch in findings.subjects[row.key][0].course.epochs
+        [row.key, str(epoch["epoch"] + 1), *(Cell.number(epoch[name], "{:g}") for name in EPOCH_HEADS)]
+        for row in results.rows
+        for epoch in _status(results, row).epochs
     ]
-    return Table.of(f"{title(findings)}: epochs", ("row", "epoch", *names), lines)
+    return Table.of(f"{title(results)}: epochs", ("row", "epoch", *EPOCH_HEADS), lines)
 
 
-def draw(findings: Findings) -> Figure:
+def draw(results: Results) -> Figure:
     """A line of panels for each training: the Jacobian, validation robust accuracy, clean accuracy."""
-    begun = [row for row in findings.rows if findings.subjects[row.key][0].course.epochs]
+    begun = [row for row in results.rows if _status(results, row).epochs]
     with plots.style():
-        lines = max(1, len(begun))
-        figure, axes = plots.subplots(lines, 3, width=plots.DOUBLE, squeeze=False)
+        figure, axes = plots.subplots(max(1, len(begun)), 3, width=plots.DOUBLE, squeeze=False)
         for panels, row in zip(axes, begun, strict=False):
-            _draw(panels, findings.subjects[row.key][0].course)
-            panels[1].set_title(plots.label(findings.name(row)))
+            _draw(panels, _status(results, row))
+            panels[1].set_title(plots.label(results.name(row)))
         for axis in axes[-1]:
             axis.set_xlabel("epoch")
         seen = [line for axis in axes.flat for line in axis.lines if line.get_label() == SEEN]
         if seen:
             figure.legend(handles=seen[:1], loc="outside lower center")
-        figure.suptitle(plots.label(f"{title(findings)}, validation images"), fontsize=8)
+        figure.suptitle(plots.label(f"{title(results)}, validation images"), fontsize=8)
     return figure
 
 
-def _draw(panels: Any, course: RunStatus) -> None:
-    last = course.epochs[-1]
-    a_step = (last["epoch"] + 1) / last["step"]
-    probes = [record for record in course.records if record["kind"] == "probe"]
-    at = [epoch["epoch"] + 1 for epoch in course.epochs]
-    panels[0].plot([a_step * p["step"] for p in probes], [p["jacobian"] for p in probes], lw=0.8)
-    panels[1].plot(at, [100 * epoch["val_robust"] for epoch in course.epochs])
-    panels[2].plot(at, [100 * epoch["val_clean"] for epoch in course.epochs])
-    names = ("||J(x')||²", "robust (%)", "clean (%)")
-    for axis, name in zip(panels, names, strict=True):
+def _draw(panels: Any, status: RunStatus) -> None:
+    last = status.epochs[-1]
+    per_step = (last["epoch"] + 1) / last["step"]
+    probes = [record for record in status.records if record["kind"] == "probe"]
+    at = [epoch["epoch"] + 1 for epoch in status.epochs]
+    panels[0].plot([per_step * p["step"] for p in probes], [p["jacobian"] for p in probes], lw=0.8)
+    panels[1].plot(at, [100 * epoch["val_robust"] for epoch in status.epochs])
+    panels[2].plot(at, [100 * epoch["val_clean"] for epoch in status.epochs])
+    for axis, name in zip(panels, ("||J(x')||²", "robust (%)", "clean (%)"), strict=True):
         axis.set_ylabel(name)
-        for epoch in course.collapses:
+        for epoch in status.collapses:
             axis.axvline(epoch + 1, color="red", ls=":", lw=0.8, label=SEEN)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in panels[1:]:
@@ -124,7 +122,6 @@ ARTEFACTS = (
     Artefact(
         name="collapse",
         of="App. E",
-        about="catastrophic overfitting: the Jacobian, robust and clean accuracy by epoch, with and without",
         rows=(
             _row("mnist", "stable", MNIST_STABLE),
             _row("mnist", "collapse", MNIST_COLLAPSED),

@@ -13,7 +13,7 @@ from atlas.reports.comparison import CLEAN
 from atlas_paper import paper
 from atlas_paper.artefact import Artefact, Row
 from atlas_paper.artefacts.tables import CIFAR, STRONGEST
-from atlas_paper.figures import Curve, Lines
+from atlas_paper.figures import Lines
 
 LOCAL_ALPHAS = (5e-5, 1e-4, 2e-4, 4e-4, 8e-4)
 BETAS = (1.0, 2.0, 4.0, 5.0, 8.0)
@@ -74,14 +74,16 @@ PLATEAUS = paper.text("plateaus")
 STEPS = tuple(_step_row(step, plateau) for plateau in PLATEAUS for step in paper.text("step_sizes"))
 
 
-def _figure(name: str, of: str, about: str, rows: tuple[Row, ...], lines: Lines) -> Artefact:
+def _figure(name: str, of: str, rows: tuple[Row, ...], lines: Lines) -> Artefact:
     columns = (CLEAN, *(c for c in ROBUST if any(c in (row.columns or ()) for row in rows)))
-    return Artefact(name, of, about, rows, columns, lines)
+    return Artefact(name, of, rows, columns, lines)
 
 
 def _by(key: str, **names: str) -> Lines:
     """A line for each preset, over a setting of the method."""
-    curves = {label: Curve(preset.replace("_", "-")) for preset, label in names.items()}
+    curves: dict[str, tuple[str, dict[str, Any]]] = {
+        label: (preset.replace("_", "-"), {}) for preset, label in names.items()
+    }
     return Lines(f"method.{key}", key, curves)
 
 
@@ -89,36 +91,33 @@ ARTEFACTS = (
     Artefact(
         name="step-size",
         of="App. B.1",
-        about="one-step ADV by FGSM step and plateau",
         rows=STEPS,
         columns=(CLEAN, "Multi-T"),
         figure=Lines(
             "method.attack.relative_step",
             "step, in units of eps",
-            {f"plateau {k}": Curve("adv-1", {"training.schedule.plateau": k}) for k in PLATEAUS},
+            {f"plateau {k}": ("adv-1", {"training.schedule.plateau": k}) for k in PLATEAUS},
             log=False,
         ),
     ),
-    _figure("alpha-sweep", "App. C", "ATLAS-l by alpha", LOCAL, _by("alpha", atlas_l_1="ATLAS-l")),
-    _figure("beta-sweep", "App. C", "ATLAS-g by beta", GLOBAL, _by("beta", atlas_g_1="ATLAS-g")),
+    _figure("alpha-sweep", "App. C", LOCAL, _by("alpha", atlas_l_1="ATLAS-l")),
+    _figure("beta-sweep", "App. C", GLOBAL, _by("beta", atlas_g_1="ATLAS-g")),
     _figure(
         "atlasg-vs-trades",
         "App. C.1",
-        "ATLAS-g and TRADES by beta",
         (*GLOBAL, *TRADES),
         _by("beta", atlas_g_1="ATLAS-g", trades_1="TRADES"),
     ),
-    _figure("jac-sweep", "App. F.1", "zero-step JAC by alpha", JAC, _by("alpha", jac="JAC")),
-    _figure("trades-sweep", "App. F.2", "one-step TRADES by beta", TRADES, _by("beta", trades_1="TRADES")),
+    _figure("jac-sweep", "App. F.1", JAC, _by("alpha", jac="JAC")),
+    _figure("trades-sweep", "App. F.2", TRADES, _by("beta", trades_1="TRADES")),
     _figure(
         "atlas-grid",
         "App. F.3",
-        "one-step ATLAS by alpha and beta",
         GRID,
         Lines(
             "method.alpha",
             "alpha",
-            {f"beta = {b:g}": Curve("atlas-1", {"method.beta": b}) for b in GRID_BETAS},
+            {f"beta = {b:g}": ("atlas-1", {"method.beta": b}) for b in GRID_BETAS},
         ),
     ),
 )

@@ -1,12 +1,12 @@
-"""Table 1: seven methods, clean and under every attack, and the time a batch."""
+"""Tables: methods under attacks, and the time per batch (Table 1, Table 2, App. D, Section 4)."""
 
 from __future__ import annotations
 
 from atlas.reports.comparison import CLEAN, WORST
 from atlas_paper.artefact import Artefact, Row
 from atlas_paper.figures import dots
-from atlas_paper.paired import PairedTests
 from atlas_paper.paper import TIME
+from atlas_paper.write import PairedTests
 
 NAMES = {"mnist": "MNIST", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 ATTACKS = ("black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", "AutoAttack", "RayS")
@@ -19,7 +19,6 @@ def _table1(task: str, steps: int) -> Artefact:
     return Artefact(
         name=f"table1-{task}",
         of=f"Table 1, {NAMES[task]}",
-        about="seven methods under every attack, and the time a batch",
         rows=tuple(Row(task, preset) for preset in presets),
         columns=(CLEAN, *attacks, WORST, TIME),
         figure=dots,
@@ -43,7 +42,6 @@ def _ablation(task: str) -> Artefact:
     return Artefact(
         name=f"ablation-{task}",
         of=f"Table 2 (App. C), {NAMES[task]}",
-        about="ATLAS without its global part (ATLAS-l) and without its local part (ATLAS-g)",
         rows=tuple(Row(task, preset) for preset in presets),
         columns=(CLEAN, STRONGEST[task], TIME),
         figure=dots,
@@ -59,7 +57,6 @@ def _of_both(presets: tuple[str, ...]) -> tuple[Row, ...]:
 TRADESJAC = Artefact(
     name="tradesjac",
     of="App. D.1",
-    about="a loss of the same parts that is centred on clean images",
     rows=_of_both(("adv-1", "trades-1", "atlas-1", "trades-jac-1")),
     columns=(CLEAN, "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", WORST, TIME),
     figure=dots,
@@ -69,7 +66,6 @@ TRADESJAC = Artefact(
 RAYS_AUTOATTACK = Artefact(
     name="rays-autoattack",
     of="App. D.2",
-    about="RayS and AutoAttack on all methods",
     rows=_of_both(("jac", "adv-1", "trades-1", "atlas-1", "trades-jac-1", "adv-10", "trades-10", "atlas-10")),
     columns=(CLEAN, "RayS", "AutoAttack", WORST),
     figure=dots,
@@ -82,7 +78,6 @@ RAYS_AUTOATTACK = Artefact(
 FIVE_STEP_ADV = Artefact(
     name="five-step-adv",
     of="Section 4",
-    about="one-step ATLAS against ADV with as much time a batch, and against ten-step ADV",
     rows=tuple(Row("cifar10", preset) for preset in ("adv-1", "adv-5", "adv-10", "atlas-1")),
     columns=(CLEAN, "Multi-T", TIME),
     figure=dots,

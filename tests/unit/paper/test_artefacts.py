@@ -165,8 +165,8 @@ def test_an_artefact_that_is_there_is_not_made_again(smoke: Smoke, workspace: Pa
 
 def test_artefacts_share_runs(tmp_path: Path) -> None:
     """The rows of the ablation are those of Table 1 and of the sweeps, wherever the settings are."""
-    orders = {name: Request(artefact, "cpu", tmp_path) for name, artefact in ARTEFACTS.items()}
-    ours = {name: {row.key: o.run(row, 0).hash for row in o.rows} for name, o in orders.items()}
+    requests = {name: Request(artefact, "cpu", tmp_path) for name, artefact in ARTEFACTS.items()}
+    ours = {name: {row.key: r.run(row, 0).hash for row in r.rows} for name, r in requests.items()}
     table, ablation = ours["table1-cifar10"], ours["ablation-cifar10"]
     assert {k: table[k] for k in ("adv-1", "trades-1", "atlas-1")}.items() <= ablation.items()
     assert ablation["atlas-l-1"] == ours["alpha-sweep"]["cifar10-atlas-l-alpha=0.0002"]

@@ -11,20 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from atlas.evaluation import Report
 from atlas.evaluation.flags import MEANINGS, raised
 from atlas.reports import plots
 from atlas_paper import figures, paper
 from atlas_paper.artefact import SUITES
 from atlas_paper.artefacts import ARTEFACTS, loss_curves
 from atlas_paper.artefacts import collapse as app_e
-from atlas_paper.artefacts.loss_curves import Line
-from atlas_paper.comparison import notes, side_by_side, title
 from atlas_paper.request import Request
-from atlas_paper.results import Exam, Findings, Subject
-from atlas_paper.run_status import RunStatus
+from atlas_paper.results import Results, SeedResult
 from atlas_paper.runner import Runner
-from atlas_paper.workspace import Workspace
-from tests.unit.paper.by_hand import exam
+from atlas_paper.workspace import RunStatus, Workspace
+from atlas_paper.write import notes, side_by_side, title
+from tests.unit.paper.by_hand import report
 
 KNOWN = {
     "cifar10-jac-alpha=0.5": "jac",
@@ -49,24 +48,23 @@ EPOCHS = [(0.10, 0.9, 5.0), (0.50, 0.8, 7.0), (0.15, 0.85, 90.0), (0.20, 0.95, 4
 """Validation robust and clean accuracy and J²; the second is the best, the third a collapse."""
 
 
-def findings(
-    name: str, folder: Path, exams: Mapping[str, Mapping[str, Exam]], scale: Any = "cpu"
-) -> Findings:
-    """The artefact with these exams by row and column, and each row's training as above."""
-    order = Request(ARTEFACTS[name], scale, folder)
-    subjects = {
+def results(
+    name: str, folder: Path, reports: Mapping[str, Mapping[str, Report]], scale: Any = "cpu"
+) -> Results:
+    """The artefact with these evaluations by row and column, and each row's training as above."""
+    request = Request(ARTEFACTS[name], scale, folder)
+    seeds = {
         row.key: (
-            Subject(
-                row,
-                RunStatus(order.run(row, 0), "finished", None, _epochs(), 0.0),
-                exams.get(row.key, {}),
-                len(order.columns(row)),
-                order.setting(row.task).n(""),
+            SeedResult(
+                RunStatus(request.run(row, 0), "finished", None, _epochs()),
+                reports.get(row.key, {}),
+                len(request.columns(row)),
+                request.setting(row.task).n(""),
             ),
         )
-        for row in order.rows
+        for row in request.rows
     }
-    return Findings(order, subjects, Runner(Workspace(folder)))
+    return Results(request, seeds, Runner(Workspace(folder)))
 
 
 def _epochs() -> tuple[dict[str, Any], ...]:
@@ -79,8 +77,8 @@ def _epochs() -> tuple[dict[str, Any], ...]:
     return tuple(records)
 
 
-def of_ten(right: int) -> Exam:
-    return exam([1] * right + [0] * (10 - right), [1] * 10)
+def of_ten(right: int) -> Report:
+    return report([1] * right + [0] * (10 - right), [1] * 10)
 
 
 def drawn(axes: Any, marker: str) -> list[tuple[float, float]]:
@@ -90,7 +88,7 @@ def drawn(axes: Any, marker: str) -> list[tuple[float, float]]:
 
 
 def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
-    found = findings(
+    found = results(
         "ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}, "atlas-1": {"Multi-T": of_ten(7)}}
     )
     figure = ARTEFACTS["ablation-cifar10"].figure(found)
@@ -108,7 +106,7 @@ def test_dots_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
 
 def test_a_column_without_any_number_has_no_panel(tmp_path: Path) -> None:
     """The paper has no AutoAttack and no RayS on MNIST."""
-    found = findings("table1-mnist", tmp_path, {"adv-1": {"RayS": of_ten(3)}})
+    found = results("table1-mnist", tmp_path, {"adv-1": {"RayS": of_ten(3)}})
     shown = [axis.get_title() for axis in ARTEFACTS["table1-mnist"].figure(found).axes if axis.axison]
     assert shown == ["clean", "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", "RayS"]
 
@@ -123,7 +121,7 @@ def test_panels_leave_few_places_empty(count: int, grid: tuple[int, int]) -> Non
 
 @pytest.mark.parametrize(("name", "empty"), [("table1-mnist", 1), ("table1-cifar10", 0)])
 def test_panels_share_a_labelled_axis_and_hide_no_legend(tmp_path: Path, name: str, empty: int) -> None:
-    figure = ARTEFACTS[name].figure(findings(name, tmp_path, {"adv-1": {"RayS": of_ten(3)}}))
+    figure = ARTEFACTS[name].figure(results(name, tmp_path, {"adv-1": {"RayS": of_ten(3)}}))
     plots.rendered(figure, "png")
     panels = [axis for axis in figure.axes if axis.axison]
     assert len(figure.axes) - len(panels) == empty
@@ -137,20 +135,18 @@ def test_panels_share_a_labelled_axis_and_hide_no_legend(tmp_path: Path, name: s
 
 @pytest.mark.parametrize(("collapse", "mark"), [(True, "ours, see the notes"), (False, "ours, 95% interval")])
 def test_a_legend_has_the_marks_that_are_drawn(tmp_path: Path, collapse: bool, mark: str) -> None:
-    found = findings("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
-    (one,) = found.subjects["adv-1"]
-    records = tuple({**record, "collapse": collapse} for record in one.course.records)
-    one = replace(one, course=replace(one.course, records=records))
-    figure = ARTEFACTS["ablation-cifar10"].figure(
-        replace(found, subjects={**found.subjects, "adv-1": (one,)})
-    )
+    found = results("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
+    (one,) = found.seeds["adv-1"]
+    records = tuple({**record, "collapse": collapse} for record in one.status.records)
+    one = replace(one, status=replace(one.status, records=records))
+    figure = ARTEFACTS["ablation-cifar10"].figure(replace(found, seeds={**found.seeds, "adv-1": (one,)}))
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["paper", mark]
 
 
 def test_lines_of_a_sweep_are_our_numbers_and_the_papers(tmp_path: Path) -> None:
     right = {"0.1": 2, "0.5": 6, "2": 4}
-    exams = {f"cifar10-jac-alpha={alpha}": {"Multi-T": of_ten(k)} for alpha, k in right.items()}
-    figure = ARTEFACTS["jac-sweep"].figure(findings("jac-sweep", tmp_path, exams))
+    reports = {f"cifar10-jac-alpha={alpha}": {"Multi-T": of_ten(k)} for alpha, k in right.items()}
+    figure = ARTEFACTS["jac-sweep"].figure(results("jac-sweep", tmp_path, reports))
     _, robust, *_ = figure.axes
     (line,) = [line for line in robust.lines if line.get_marker() == "o"]
     assert list(zip(line.get_xdata(), line.get_ydata(), strict=True)) == [(0.1, 20), (0.5, 60), (2.0, 40)]
@@ -164,14 +160,14 @@ def test_only_the_papers_own_points_of_a_sweep_have_its_numbers(name: str) -> No
 
 
 def test_a_collapse_in_numbers(tmp_path: Path) -> None:
-    table = app_e.summary(findings("collapse", tmp_path, {}))
+    table = app_e.summary(results("collapse", tmp_path, {}))
     texts = [[getattr(cell, "text", cell) for cell in line] for line in table.rows]
     numbers = ["4", "50.0", "15.0", "20.0", "7", "90", "80.0", "95.0", "epoch 3"]
     assert [line[3:] for line in texts] == [numbers] * 4
 
 
 def test_a_collapse_as_a_picture(tmp_path: Path) -> None:
-    figure = app_e.draw(findings("collapse", tmp_path, {}))
+    figure = app_e.draw(results("collapse", tmp_path, {}))
     jacobian, robust, clean, *_ = figure.axes
     assert list(jacobian.lines[0].get_ydata()) == [6, 8, 91, 41]
     assert list(jacobian.lines[0].get_xdata()) == pytest.approx([1, 2, 3, 4])
@@ -182,12 +178,12 @@ def test_a_collapse_as_a_picture(tmp_path: Path) -> None:
 
 
 def test_trainings_without_a_collapse_have_no_legend_of_one(tmp_path: Path) -> None:
-    found = findings("collapse", tmp_path, {})
+    found = results("collapse", tmp_path, {})
     calm = {
-        key: (replace(one, course=replace(one.course, records=one.course.records[:4])),)
-        for key, (one,) in found.subjects.items()
+        key: (replace(one, status=replace(one.status, records=one.status.records[:4])),)
+        for key, (one,) in found.seeds.items()
     }
-    assert not app_e.draw(replace(found, subjects=calm)).legends
+    assert not app_e.draw(replace(found, seeds=calm)).legends
 
 
 @pytest.mark.parametrize(
@@ -195,16 +191,16 @@ def test_trainings_without_a_collapse_have_no_legend_of_one(tmp_path: Path) -> N
     [(400, "over all attacks."), (50, "over all attacks but RayS, which had fewer images.")],
 )
 def test_the_note_names_what_the_worst_case_leaves_out(tmp_path: Path, rays: int, words: str) -> None:
-    def of(n: int) -> Exam:
-        return exam([1] * n, [1] * n)
+    def of(n: int) -> Report:
+        return report([1] * n, [1] * n)
 
-    exams = {"cifar10-adv-1": {"RayS": of(rays), "AutoAttack": of(400)}}
-    assert any(note.endswith(words) for note in notes(findings("rays-autoattack", tmp_path, exams)))
+    reports = {"cifar10-adv-1": {"RayS": of(rays), "AutoAttack": of(400)}}
+    assert any(note.endswith(words) for note in notes(results("rays-autoattack", tmp_path, reports)))
 
 
 def test_the_paired_tests_say_the_data_set_and_what_is_amiss_with_a_row(tmp_path: Path) -> None:
-    exams = {f"cifar10-{key}": {"AutoAttack": of_ten(k)} for key, k in {"atlas-1": 7, "adv-1": 3}.items()}
-    found = findings("rays-autoattack", tmp_path, exams)
+    reports = {f"cifar10-{key}": {"AutoAttack": of_ten(k)} for key, k in {"atlas-1": 7, "adv-1": 3}.items()}
+    found = results("rays-autoattack", tmp_path, reports)
     table = ARTEFACTS["rays-autoattack"].tables["paired-cifar10"](found)
     assert table is not None
     assert table.title.endswith(": one-step ATLAS, cifar10 (collapsed) against others")
@@ -215,28 +211,28 @@ def test_a_time_that_was_not_measured_is_missing_and_times_of_two_machines_do_no
     tmp_path: Path,
 ) -> None:
     rows = {key: {c: of_ten(5) for c in SUITES} for key in ("adv-1", "atlas-1")}
-    found = findings("table1-cifar10", tmp_path, rows)
-    assert [words for words in found.missing if "time a batch" in words] == [
-        f"{key} (time a batch not measured)" for key in rows
+    found = results("table1-cifar10", tmp_path, rows)
+    assert [words for words in found.missing if "time per batch" in words] == [
+        f"{key} (time per batch not measured)" for key in rows
     ]
-    assert {"adv-1", "atlas-1"} <= {row.key for row in found.go_on.rows}
-    keys = [found.lab.timings._key(found.order.run(row, 0)) for row in found.rows if row.key in rows]
+    assert {"adv-1", "atlas-1"} <= {row.key for row in found.remaining.rows}
+    keys = [found.runner.timings._key(found.request.run(row, 0)) for row in found.rows if row.key in rows]
     for threads, told in (([2, 2], "ours on an EPYC, 2 threads."), ([1, 2], "they cannot be compared.")):
         times = [{"seconds": 0.1, "cpu": "an EPYC", "threads": n, "device": "cpu"} for n in threads]
-        found.lab.timings.path.parent.mkdir(parents=True, exist_ok=True)
-        found.lab.timings.path.write_text(json.dumps(dict(zip(keys, times, strict=True))))
-        assert not [words for words in found.missing if "time a batch" in words]
+        found.runner.timings.path.parent.mkdir(parents=True, exist_ok=True)
+        found.runner.timings.path.write_text(json.dumps(dict(zip(keys, times, strict=True))))
+        found = replace(found)  # reads the times again
+        assert not [words for words in found.missing if "time per batch" in words]
         (note,) = (note for note in notes(found) if note.startswith("s/batch"))
         assert note.endswith(told)
 
 
 def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    t = torch.linspace(-1, 1, 3)
-    line = Line(t, torch.zeros(3, 2, 3))
+    line = torch.zeros(3, 2, loss_curves.POINTS)
     monkeypatch.setattr(loss_curves, "curves", lambda _: loss_curves.Curves(line, line, 0, 0))
     for name, summary in {"collapse": app_e.summary, "loss-curves": loss_curves.summary}.items():
-        found = findings(name, tmp_path, {})
-        notes = summary(replace(found, order=replace(found.order, precision="bfloat16"))).notes
+        found = results(name, tmp_path, {})
+        notes = summary(replace(found, request=replace(found.request, precision="bfloat16"))).notes
         assert any(note.startswith("mnist: cnn-small on all 60,000 training images") for note in notes)
         assert "Trained in bfloat16, with channels last where that is fast." in notes
 
@@ -244,7 +240,7 @@ def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("like_it", "words"),
     [
-        (0, "for of none do adversarial points become fewer and then vanish."),
+        (0, "since for no image do adversarial points become fewer and then vanish."),
         (1, "the only one whose adversarial points become fewer and then vanish."),
         (7, "the first of 7 whose adversarial points become fewer and then vanish."),
     ],
@@ -252,39 +248,39 @@ def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_loss_curves_say_why_they_show_an_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, like_it: int, words: str
 ) -> None:
-    line = Line(torch.linspace(-1, 1, 3), torch.zeros(3, 2, 3))
+    line = torch.zeros(3, 2, loss_curves.POINTS)
     monkeypatch.setattr(loss_curves, "curves", lambda _: loss_curves.Curves(line, line, 0, like_it))
-    found = findings("loss-curves", tmp_path, {})
+    found = results("loss-curves", tmp_path, {})
     assert loss_curves.summary(found).notes[0].endswith(f"image 0, {words}")
     legend = [text.get_text() for text in loss_curves.draw(found).legends[0].get_texts()]
     assert legend[-2:] == ["images along a model's own line", "images along the first model's line"]
 
 
 def test_the_row_of_a_collapse_says_that_its_start_is_clipped(tmp_path: Path) -> None:
-    labels = {row.key: row.label for row in findings("collapse", tmp_path, {}).rows}
+    labels = {row.key: row.label for row in results("collapse", tmp_path, {}).rows}
     assert labels["mnist-collapse"] == "ATLAS, alpha = 0, beta = 1, start clipped"
     assert sum("clipped" in label for label in labels.values()) == 1
 
 
 def test_a_mean_of_fewer_seeds_says_so(tmp_path: Path) -> None:
-    found = findings("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
+    found = results("ablation-cifar10", tmp_path, {"adv-1": {"Multi-T": of_ten(3)}})
     row = found.rows[0]
-    (one,) = found.subjects[row.key]
-    two = replace(found, subjects={**found.subjects, row.key: (one, replace(one, exams={}))})
-    assert found.value(row, "Multi-T").marks == ("collapsed",)
-    assert two.value(row, "Multi-T").marks == ("collapsed", "1 of 2 seeds")
+    (one,) = found.seeds[row.key]
+    two = replace(found, seeds={**found.seeds, row.key: (one, replace(one, reports={}))})
+    assert found.cells[row.key]["Multi-T"].marks == ("collapsed",)
+    assert two.cells[row.key]["Multi-T"].marks == ("collapsed", "1 of 2 seeds")
 
 
 @pytest.mark.parametrize("name", ["ablation-cifar10", "table1-cifar10"])
 def test_there_is_no_note_on_a_worst_case_that_is_not_shown(tmp_path: Path, name: str) -> None:
     """No column of it, or no row that has one yet."""
-    assert not any("worst case" in note for note in notes(findings(name, tmp_path, {})))
+    assert not any("worst case" in note for note in notes(results(name, tmp_path, {})))
 
 
 def test_a_table_has_no_lines_and_no_columns_without_anything_in_them(tmp_path: Path) -> None:
     """The paper has no AutoAttack, no RayS and no worst case on MNIST."""
-    exams = {"adv-1": {"PGD-20": of_ten(3)}, "adv-20": {"RayS": of_ten(2)}}
-    table = side_by_side(findings("table1-mnist", tmp_path, exams))
+    reports = {"adv-1": {"PGD-20": of_ten(3)}, "adv-20": {"RayS": of_ten(2)}}
+    table = side_by_side(results("table1-mnist", tmp_path, reports))
     told = [row[2].text for row in table.rows]
     assert told == [
         *("paper", "paper", "ours", "difference", "paper", "paper"),
@@ -296,30 +292,30 @@ def test_a_table_has_no_lines_and_no_columns_without_anything_in_them(tmp_path: 
 
 def test_what_is_invalid_keeps_its_column_and_its_line(tmp_path: Path) -> None:
     flag = raised("random", "by hand", fatal=True)
-    random = replace(of_ten(3), report=replace(of_ten(3).report, flags=[flag]))
-    table = side_by_side(findings("table1-mnist", tmp_path, {"adv-1": {"RayS": random}}))
+    random = replace(of_ten(3), flags=[flag])
+    table = side_by_side(results("table1-mnist", tmp_path, {"adv-1": {"RayS": random}}))
     assert "RayS (n = 10)" in table.columns
     assert "invalid (random)" in {cell.text for row in table.rows for cell in row}
 
 
 @pytest.mark.parametrize(("network", "shown"), [("", "cnn-small"), ("cnn", "cnn")])
 def test_titles_on_mnist_name_the_network(tmp_path: Path, network: str, shown: str) -> None:
-    found = findings("table1-mnist", tmp_path, {})
-    found = replace(found, order=replace(found.order, network=network))
+    found = results("table1-mnist", tmp_path, {})
+    found = replace(found, request=replace(found.request, network=network))
     assert title(found) == f"Table 1, MNIST, {shown}, scale cpu, as written"
-    assert title(findings("ablation-cifar10", tmp_path, {})) == "Table 2 (App. C), CIFAR-10, scale cpu"
+    assert title(results("ablation-cifar10", tmp_path, {})) == "Table 2 (App. C), CIFAR-10, scale cpu"
 
 
 def test_a_flag_is_explained_once_however_many_rows_have_it(tmp_path: Path) -> None:
     """By hand: of 100 images the white box leaves 90, of which Square fools 5 and RayS 4."""
     every = [1] * 100
     attacked = {
-        "AutoAttack": exam([0] * 10 + [1] * 90, every),
-        "Square": exam([1] * 95 + [0] * 5, every, white_box=False, name="Square"),
-        "RayS": exam([1] * 96 + [0] * 4, every, white_box=False, name="RayS"),
+        "AutoAttack": report([0] * 10 + [1] * 90, every),
+        "Square": report([1] * 95 + [0] * 5, every, white_box=False, name="Square"),
+        "RayS": report([1] * 96 + [0] * 4, every, white_box=False, name="RayS"),
     }
     rows = dict.fromkeys(("cifar10-adv-1", "cifar10-atlas-1"), attacked)
-    told = [note for note in notes(findings("rays-autoattack", tmp_path, rows)) if "black-box" in note]
+    told = [note for note in notes(results("rays-autoattack", tmp_path, rows)) if "black-box" in note]
     left = "images that every white-box attack left"
     assert told == [
         f"one-step ADV, cifar10, seed 0: black-box-stronger: Square fools 5 of 100 {left}; "

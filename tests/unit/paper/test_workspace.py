@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from atlas.config import fingerprint
 from atlas.errors import LockError
@@ -20,12 +21,11 @@ from atlas.files import locked
 from atlas.runs import RunFolder
 from atlas.training import train
 from atlas.training.log import read_metrics
-from atlas_paper import cost
-from atlas_paper import workspace as place_of_work
+from atlas_paper import runner as runner_module
+from atlas_paper import workspace as workspace_module
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.cost import Timings
-from atlas_paper.request import Request, Run
-from atlas_paper.runner import Runner
+from atlas_paper.request import Request, RunSpec
+from atlas_paper.runner import Runner, Timings
 from atlas_paper.workspace import Workspace, in_use
 
 Atlas = Callable[..., int]
@@ -42,23 +42,23 @@ def made(smoke: Smoke, workspace: Path) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A workspace of one's own to spoil: the artefact's runs and evaluations, at the same path of data."""
+    """A private workspace to damage: the artefact's runs and evaluations, at the same path of data."""
     place, first = tmp_path / "mine", Workspace(made)
     for row in ARTEFACTS[NAME].rows:
-        run = order(made).run(row, 0)
-        for part, name in (("runs", first.place(run).name), ("evaluations", run.name)):
+        run = request(made).run(row, 0)
+        for part, name in (("runs", first.run_folder(run).name), ("evaluations", run.name)):
             shutil.copytree(made / part / name, place / part / name, dirs_exist_ok=True)
     shutil.copy(made / "timings.json", place)
     return place
 
 
-def order(workspace: Path, **options: Any) -> Request:
+def request(workspace: Path, **options: Any) -> Request:
     return Request(ARTEFACTS[NAME], "smoke", workspace / "data", **options)
 
 
 def folder(workspace: Path, made: Path, key: str) -> Path:
     (row,) = [row for row in ARTEFACTS[NAME].rows if row.key == key]
-    return workspace / "runs" / order(made).run(row, 0).name
+    return workspace / "runs" / request(made).run(row, 0).name
 
 
 @pytest.fixture
@@ -149,7 +149,7 @@ def test_rows_that_were_not_asked_for_are_shown_where_they_are_there(finished: A
 
 
 def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: Path) -> None:
-    asked = order(made)
+    asked = request(made)
     (tmp_path / "linked").symlink_to(made / "runs")
     mine = Workspace(tmp_path / "empty", (tmp_path,))
     for row in asked.rows:
@@ -162,7 +162,7 @@ def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: P
 
 
 def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tmp_path: Path) -> None:
-    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
     shutil.copytree(made / "runs" / run.name, tmp_path / "other")
     mine = Workspace(tmp_path / "empty", (tmp_path / "other",))
     assert mine.finished(run) == tmp_path / "other"
@@ -192,22 +192,22 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     """An installed copy in somebody's work tree has none."""
     copy = tmp_path / "theirs/.venv/lib/atlas_paper/workspace.py"
     copy.parent.mkdir(parents=True)
-    shutil.copy(place_of_work.__file__, copy)
+    shutil.copy(workspace_module.__file__, copy)
     for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
         known = ["-c", "user.name=a", "-c", "user.email=a@b"]
         subprocess.run(["git", "-C", tmp_path / "theirs", *known, *words], check=True)
-    monkeypatch.setattr(place_of_work, "__file__", str(copy))
-    assert place_of_work.commit.__wrapped__() is None
+    monkeypatch.setattr(workspace_module, "__file__", str(copy))
+    assert workspace_module.commit.__wrapped__() is None
     for words in (["add", "-f", "."], ["commit", "-q", "-m", "ours"]):
         subprocess.run(["git", "-C", tmp_path / "theirs", *known, *words], check=True)
-    assert len(place_of_work.commit.__wrapped__()) == 12
+    assert len(workspace_module.commit.__wrapped__()) == 12
 
 
 def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
     atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
-    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
     other = begun(run, tmp_path / "other" / "some-name")
     before = snapshot(other)
     words = ("--scale", "smoke", "--workspace", tmp_path / "mine", "--runs", tmp_path / "other")
@@ -226,14 +226,14 @@ def test_finished_evaluations_elsewhere_are_used(
     words = ("--scale", "smoke", "--workspace", mine, "--runs", made, "--finished")
     assert atlas("reproduce", NAME, *words) == 0
     ours, first = (json.loads((w / f"results/{NAME}-smoke/{NAME}.json").read_text()) for w in (mine, made))
-    assert ours["missing"] == [f"{row['key']} (time a batch not measured)" for row in first["rows"]]
+    assert ours["missing"] == [f"{row['key']} (time per batch not measured)" for row in first["rows"]]
     for row in first["rows"]:
         assert cells(ours, row["key"])["Multi-T"] == row["cells"]["Multi-T"]
     assert not (mine / "runs").exists()
     assert not (mine / "evaluations").exists()
 
 
-def begun(run: Run, place: Path) -> Path:
+def begun(run: RunSpec, place: Path) -> Path:
     """A training that was stopped after its first epoch."""
     with pytest.raises(KeyboardInterrupt):
         train(run.config, place, each_epoch=interrupt, progress=False)
@@ -241,10 +241,10 @@ def begun(run: Run, place: Path) -> Path:
 
 
 def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp_path: Path) -> None:
-    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
     mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
     begun(run, tmp_path / "other" / "older")
-    folder = RunFolder(begun(run, mine.place(run)))
+    folder = RunFolder(begun(run, mine.run_folder(run)))
     folder.state.replace(folder.previous)
     before = snapshot(folder.path)
     assert mine.unfinished(run) == folder.path
@@ -253,9 +253,9 @@ def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp
 
 
 def test_a_copy_that_was_cut_off_is_no_run_and_one_in_use_is_not_replaced(made: Path, tmp_path: Path) -> None:
-    run = order(made).run(ARTEFACTS[NAME].rows[0], 0)
+    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
     other = begun(run, tmp_path / "other" / "name")
-    place = Workspace(tmp_path / "mine").place(run)
+    place = Workspace(tmp_path / "mine").run_folder(run)
     shutil.copytree(other, place.with_name(f".{place.name}.part"))
     mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
     assert mine.unfinished(run) == other
@@ -284,17 +284,17 @@ def test_a_surrogate_that_cannot_be_had_keeps_no_other_attack_back(
     asked = Request(ARTEFACTS["table1-cifar10"], "smoke", made / "data", only=("adv-1",))
     surrogate, (row,) = asked.surrogate("cifar10"), asked.rows
     attacked, said = [], []
-    lab = Runner(Workspace(made), say=said.append, progress=False)
+    runner = Runner(Workspace(made), say=said.append, progress=False)
 
-    def trained(self: Runner, order: Request, run: Run, what: str) -> Path:
+    def trained(self: Runner, request: Request, run: RunSpec, what: str) -> Path:
         if run == surrogate:
             raise LockError("the surrogate is being trained by another process")
         return made
 
     monkeypatch.setattr(Runner, "trained", trained)
-    monkeypatch.setattr(Runner, "_examine", lambda *args: attacked.append(args[-1].label))
+    monkeypatch.setattr(Runner, "evaluate", lambda *args: attacked.append(args[-1].label))
     monkeypatch.setattr(Timings, "measure", lambda *args: None)
-    lab.work(asked)
+    runner.work(asked)
     wanted = [column.label for column in asked.columns(row)]
     assert [*attacked, "black box"] == [*wanted[1:], wanted[0]]
     assert said == [
@@ -305,16 +305,16 @@ def test_a_surrogate_that_cannot_be_had_keeps_no_other_attack_back(
 def test_times_that_two_processes_measure_are_both_kept(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [order(made).run(row, 0) for row in ARTEFACTS[NAME].rows[:2]]
+    runs = [request(made).run(row, 0) for row in ARTEFACTS[NAME].rows[:2]]
     images = Runner(Workspace(made)).test_images(runs[0].config.data)
-    one, other = (Timings(tmp_path / "timings.json", "cpu") for _ in range(2))
+    one, other = (Timings(tmp_path / "timings.json", torch.device("cpu")) for _ in range(2))
 
     def slowly(*args: object) -> float:
-        monkeypatch.setattr(cost, "seconds", lambda *args: 2.0)
+        monkeypatch.setattr(runner_module, "step_seconds", lambda *args: 2.0)
         other.measure(runs[1], images, 1)
         return 1.0
 
-    monkeypatch.setattr(cost, "seconds", slowly)
+    monkeypatch.setattr(runner_module, "step_seconds", slowly)
     one.measure(runs[0], images, 1)
     assert [(one.known(run) or {}).get("seconds") for run in runs] == [1.0, 2.0]
     assert all("load_before" in (one.known(run) or {}) for run in runs)
@@ -353,4 +353,4 @@ def test_a_row_that_another_process_trains_is_left_for_later(
     text = capsys.readouterr().out
     assert "one-step ATLAS-l, seed 0: left out for now" in text
     assert "missing: atlas-l-1 (seed 0: training in use after 3 epochs)" in text
-    assert f"to go on: atlas reproduce {NAME} --scale smoke --workspace {copy}" in text
+    assert f"to continue: atlas reproduce {NAME} --scale smoke --workspace {copy}" in text

@@ -1,4 +1,4 @@
-"""What an order means: which presets, settings, attacks and images at which scale."""
+"""What a request means: which presets, settings, attacks and images at which scale."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from atlas.presets import load_preset
 from atlas.training import RunConfig
 from atlas_paper.artefact import Row
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.request import Request, Run, canonical_hash
+from atlas_paper.request import Request, RunSpec
+from atlas_paper.workspace import canonical_hash
 
 MNIST_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-20", "trades-20", "atlas-20")
 CIFAR_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-10", "trades-10", "atlas-10")
 
 
-def order(name: str, scale: str = "cpu", **options: object) -> Request:
+def request(name: str, scale: str = "cpu", **options: object) -> Request:
     return Request(ARTEFACTS[name], scale, Path("made-up"), **options)  # type: ignore[arg-type]
 
 
@@ -45,7 +46,7 @@ def test_rows_are_the_presets_unchanged(
     name: str, scale: str, options: dict[str, str], prefix: str, rows: tuple[str, ...]
 ) -> None:
     """So runs of `atlas train PRESET` are found by their hash."""
-    asked = order(name, scale, **options)
+    asked = request(name, scale, **options)
     assert tuple(row.key for row in asked.rows) == rows
     for row in asked.rows:
         assert asked.run(row, 0).hash == preset_hash(f"{prefix}{row.key}")
@@ -55,7 +56,7 @@ def test_rows_are_the_presets_unchanged(
 
 def test_a_lower_precision_is_that_of_all_trainings() -> None:
     """They are those of `atlas train PRESET --precision auto` on a machine that knows bfloat16."""
-    asked = order("table1-mnist", network="cnn", precision="bfloat16-all")
+    asked = request("table1-mnist", network="cnn", precision="bfloat16-all")
     for run in [*(asked.run(row, 0) for row in asked.rows), asked.surrogate("mnist")]:
         plain = RunConfig.of(load_preset(run.preset)[1])
         lower = replace(plain.training, precision="bfloat16-all", channels_last="auto", seed=run.seed)
@@ -65,7 +66,7 @@ def test_a_lower_precision_is_that_of_all_trainings() -> None:
 @pytest.mark.parametrize("scale", ["paper", "cpu"])
 @pytest.mark.parametrize("data", ["mnist", "cifar10", "cifar100"])
 def test_attacks_have_the_budgets_of_the_suites(scale: str, data: str) -> None:
-    asked = order(f"table1-{data}", scale)
+    asked = request(f"table1-{data}", scale)
     columns = asked.columns(asked.rows[0])
     tables = {label: table for column in columns for label, table in column.attacks.items()}
     assert tables == {**suite("paper", data).attacks, **suite("autoattack").attacks, **suite("rays").attacks}
@@ -74,7 +75,7 @@ def test_attacks_have_the_budgets_of_the_suites(scale: str, data: str) -> None:
 
 def test_numbers_of_images() -> None:
     def images(name: str, scale: str = "cpu", **options: object) -> dict[str, int | None]:
-        asked = order(name, scale, **options)
+        asked = request(name, scale, **options)
         return {column.label: column.n for column in asked.columns(asked.rows[0])}
 
     small, large = images("table1-mnist"), images("table1-mnist", network="cnn")
@@ -85,7 +86,7 @@ def test_numbers_of_images() -> None:
 
 
 def test_a_run_says_how_to_train_it_by_hand() -> None:
-    asked = order("atlas-grid")
+    asked = request("atlas-grid")
     run = asked.run(asked.rows[0], 1)
     words = run.command.split()
     assert words[:3] == ["atlas", "train", "cifar10-atlas-1"]
@@ -95,7 +96,7 @@ def test_a_run_says_how_to_train_it_by_hand() -> None:
 
 
 def test_a_switch_is_said_as_the_command_line_wants_it() -> None:
-    asked = order("collapse")
+    asked = request("collapse")
     (row,) = [row for row in asked.rows if row.key == "mnist-collapse"]
     assert "method.attack.clip_start=true" in asked.run(row, 0).command.split()
 
@@ -103,11 +104,11 @@ def test_a_switch_is_said_as_the_command_line_wants_it() -> None:
 def test_a_row_s_own_changes_are_never_dropped() -> None:
     """Those of a scale are, where a preset has no use for them."""
     row = Row("cifar10", "jac", {"training.schedule.ramp_epochs": 5})
-    assert order("table1-cifar10").run(row, 0).config.training.schedule.ramp_epochs == 5
+    assert request("table1-cifar10").run(row, 0).config.training.schedule.ramp_epochs == 5
 
 
 def test_scale_cpu_keeps_the_schedule_and_the_method() -> None:
-    asked, paper = order("table1-cifar10"), order("table1-cifar10", "paper")
+    asked, paper = request("table1-cifar10"), request("table1-cifar10", "paper")
     for row in asked.rows:
         ours, theirs = asked.run(row, 0).config, paper.run(row, 0).config
         assert (ours.method, ours.threat, ours.training.optimizer) == (
@@ -123,19 +124,19 @@ def test_scale_cpu_keeps_the_schedule_and_the_method() -> None:
 def test_an_objective_in_words_is_the_same_run() -> None:
     """Runs of earlier versions have the attack's objective in their configuration."""
     for name, objective in {"mnist-small-adv-1": "ce", "mnist-small-trades-1": "kl"}.items():
-        run = Run(name, {}, 0)
-        spelled = Run(name, {"method.attack.objective": objective}, 0)
+        run = RunSpec(name, {}, 0)
+        spelled = RunSpec(name, {"method.attack.objective": objective}, 0)
         assert spelled.hash != run.hash
         assert canonical_hash(spelled.config) == canonical_hash(run.config)
-        other = Run(name, {"method.attack.objective": "margin"}, 0)
+        other = RunSpec(name, {"method.attack.objective": "margin"}, 0)
         assert canonical_hash(other.config) != canonical_hash(run.config)
-    assert canonical_hash(Run("mnist-small-jac", {}, 0).config) != canonical_hash(
-        Run("mnist-small-jac", {}, 1).config
+    assert canonical_hash(RunSpec("mnist-small-jac", {}, 0).config) != canonical_hash(
+        RunSpec("mnist-small-jac", {}, 1).config
     )
 
 
 def test_rows_by_key_and_pattern() -> None:
-    assert [row.key for row in order("table1-mnist", only=("adv-1", "*-20")).rows] == [
+    assert [row.key for row in request("table1-mnist", only=("adv-1", "*-20")).rows] == [
         "adv-1",
         "adv-20",
         "trades-20",
@@ -148,9 +149,9 @@ def test_rows_by_key_and_pattern() -> None:
     [
         ("table1-mnist", {"only": ("adv-2",)}, "table1-mnist has no row 'adv-2'; choose from: jac, adv-1"),
         ("table1-mnist", {"precision": "float8"}, "precision 'float8'"),
-        ("table1-mnist", {"seeds": 0}, "seeds is 0; wanted 1 to 10"),
-        ("table1-mnist", {"seeds": 11}, "wanted 1 to 10"),
-        ("table1-mnist", {"network": "wrn-28-8"}, "network is 'wrn-28-8'; wanted one of cnn, cnn-small"),
+        ("table1-mnist", {"seeds": 0}, "seeds must be 1 to 10, got 0"),
+        ("table1-mnist", {"seeds": 11}, "must be 1 to 10, got 11"),
+        ("table1-mnist", {"network": "wrn-28-8"}, "network must be one of cnn, cnn-small, got 'wrn-28-8'"),
         ("table1-cifar10", {"network": "cnn"}, "for MNIST; table1-cifar10 has other data"),
         ("tradesjac", {"version": "tuned"}, "for MNIST"),
         ("collapse", {"version": "tuned"}, "for MNIST"),
@@ -160,14 +161,14 @@ def test_rows_by_key_and_pattern() -> None:
 )
 def test_mistakes_are_named(name: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        order(name, **options)
+        request(name, **options)
 
 
 def test_a_tuned_row_without_a_preset_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     known = [name for name in presets.names() if not name.endswith("-tuned")]
     monkeypatch.setattr(presets, "names", lambda: known)
-    with pytest.raises(UsageError, match="needs the preset mnist-small-jac-tuned, which is not there"):
-        order("table1-mnist", version="tuned")
+    with pytest.raises(UsageError, match="needs the preset mnist-small-jac-tuned, which does not exist"):
+        request("table1-mnist", version="tuned")
 
 
 def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,18 +177,18 @@ def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(presets, "names", lambda: known)
     read = presets.load_preset
     monkeypatch.setattr(presets, "load_preset", lambda name: read(name.removesuffix("-tuned")))
-    asked = order("table1-mnist", version="tuned", only=("adv-1",))
+    asked = request("table1-mnist", version="tuned", only=("adv-1",))
     assert [row.key for row in asked.rows] == [row.key for row in asked.all_rows] == ["adv-1"]
     assert asked.name == "table1-mnist-cpu-tuned"
     with pytest.raises(UsageError, match="needs the preset mnist-small-atlas-1-tuned"):
-        order("table1-mnist", version="tuned", only=("adv-1", "atlas-1"))
+        request("table1-mnist", version="tuned", only=("adv-1", "atlas-1"))
 
 
-def test_the_command_goes_on_with_the_same_order() -> None:
+def test_the_command_goes_on_with_the_same_request() -> None:
     lower = {"precision": "bfloat16-all", "attack_dtype": "bfloat16"}
-    asked = order("table1-mnist", network="cnn", seeds=3, only=("*-1",), **lower)
+    asked = request("table1-mnist", network="cnn", seeds=3, only=("*-1",), **lower)
     options = "--network cnn --seeds 3 --precision bfloat16-all --attack-dtype bfloat16 --rows '*-1'"
     assert asked.command == f"atlas reproduce table1-mnist --scale cpu {options}"
     assert asked.name == "table1-mnist-cpu-cnn-3-seeds-trained-bfloat16-all-attacked-bfloat16"
-    assert order("table1-mnist", network="cnn").name == "table1-mnist-cpu-cnn"
-    assert order("table1-mnist", network="cnn-small").name == "table1-mnist-cpu"
+    assert request("table1-mnist", network="cnn").name == "table1-mnist-cpu-cnn"
+    assert request("table1-mnist", network="cnn-small").name == "table1-mnist-cpu"
