@@ -35,7 +35,6 @@ LAYERS = (
     ("presets",),
     ("reports",),
     ("sweeps",),
-    ("demo",),
     ("cli",),
     ("__main__",),
 )

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from atlas import demo
 from atlas.attacks import PGD
-from atlas.cli import demo as command
+from atlas.cli import demo
 from tests.unit.cli.command import atlas
 
 BRIEF = """
@@ -33,7 +32,6 @@ def test_it_names_each_model_before_it_begins_and_fits_80_columns(
     monkeypatch.setattr(demo, "METHODS", methods)
     monkeypatch.setattr(demo, "ATTACKS", attacks)
     monkeypatch.setattr(demo, "IMAGES", 20)
-    monkeypatch.setattr(command, "ATTACKS", attacks)
     assert atlas(monkeypatch, "demo", "--out", "out") == 0
     said = capsys.readouterr()
     assert "Model 1 of 1: one-step ATLAS, in out/demo-atlas-1.toml" in said.out
