@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from atlas import models
 from atlas.config import build, overridden, table_of
-from atlas.data import Batch
+from atlas.data import Batch, Images
 from atlas.errors import UsageError
 from atlas.machine import machine
 from atlas.rng import Rng
@@ -85,7 +85,8 @@ def trainer(
 ) -> Trainer:
     """The trainer that `fit` runs, on this batch alone, without files or display."""
     training = training_with(len(batch.y), settings or {})
-    return Trainer.of_batch(model, batch, CLASSES, case.method, THREAT, training, ranks)
+    images = Images(batch.x.cpu(), batch.y.cpu(), CLASSES)
+    return Trainer(model, images, images, case.method, THREAT, training, group=ranks)
 
 
 def step_of(model: nn.Module, case: Case, batch: Batch, settings: Settings) -> Callable[[], None]:

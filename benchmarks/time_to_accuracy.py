@@ -15,7 +15,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +25,11 @@ from matplotlib.figure import Figure
 from atlas import presets
 from atlas.cli.console import console
 from atlas.config import overridden
-from atlas.distributed.process_group import Share
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
-from atlas.runs import RunFolder
+from atlas.runs import Record, Run
 from atlas.signals import caught_signals
-from atlas.training import ProcessGroup, RunConfig, train
-from atlas.training.log import Record, read_metrics, read_times
+from atlas.training import RunConfig, StopTraining, train
 from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 from benchmarks.command import Repeated, add_shared, at_least, settings_of
@@ -41,10 +39,6 @@ from benchmarks.timing import Contestant, interleave
 PRESETS = tuple(f"mnist-quick-{name}-{steps}" for steps in (1, 20) for name in ("adv", "trades", "atlas"))
 EVENT = "trained"
 """The name of our lines in a run's `timing.jsonl`: the number of steps and their seconds."""
-
-
-class Paused(Exception):
-    """An epoch is finished and saved: the other runs are next."""
 
 
 @dataclass(frozen=True)
@@ -67,71 +61,63 @@ class TimedRun:
 
         def pause(lines: Sequence[Record]) -> None:
             self.note(lines[-1]["epoch"], watch)
-            raise Paused
+            raise StopTraining("the other runs are next")
 
-        rest: dict[str, Any] = {"data_root": options.root, "device": options.device, "ranks": watch}
+        rest: dict[str, Any] = {"data_root": options.root, "device": options.device, "on_step": watch}
         if len(self.curve()) <= epoch:
             try:
-                train(self.config, self.folder, progress=False, each_epoch=pause, **rest)
-            except Paused:
-                last = self.curve()[-1]
-                found = f"{100 * last['robust']:.1f}% robust after {last['seconds']:.1f} s"
-                console.print(f"{self.label}, epoch {epoch + 1}: {found}")
+                train(self.config, self.folder, progress=False, on_epoch=pause, **rest)
             except Interrupted:
                 self.note(epoch, watch)
                 raise
+            if watch.steps:
+                last = self.curve()[-1]
+                found = f"{100 * last['robust']:.1f}% robust after {last['seconds']:.1f} s"
+                console.print(f"{self.label}, epoch {epoch + 1}: {found}")
         return watch.seconds, None
 
     def note(self, epoch: int, watch: Stopwatch) -> None:
         line = {"at": round(time.time(), 3), "event": EVENT, "epoch": epoch}
-        line |= {"steps": len(watch.ended), "training": round(watch.seconds, 4)}
-        with RunFolder(self.folder).timing.open("a") as file:
+        line |= {"steps": watch.steps, "training": round(watch.seconds, 4)}
+        with Run(self.folder).timing_path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def curve(self) -> list[dict[str, float]]:
         """After each epoch: the seconds of training so far, and the validation accuracies."""
         steps, seconds = defaultdict[int, int](int), defaultdict[int, float](float)
-        for line in read_times(RunFolder(self.folder).timing):
+        for line in Run(self.folder).times:
             if line["event"] == EVENT:
                 steps[line["epoch"]] += line["steps"]
                 seconds[line["epoch"]] += line["training"]
         found, total, before = [], 0.0, 0
-        for r in read_metrics(RunFolder(self.folder).metrics):
-            if r["kind"] == "epoch":
-                if steps[r["epoch"]] != r["step"] - before:
-                    raise UsageError(
-                        f"the seconds of epoch {r['epoch'] + 1} of {self.folder} are not known (another "
-                        "command trained it, or it was killed): start that run in a new folder"
-                    )
-                total, before = total + seconds[r["epoch"]], r["step"]
-                found.append({"seconds": total, "clean": r["val_clean"], "robust": r["val_robust"]})
+        for r in Run(self.folder).epochs:
+            if steps[r["epoch"]] != r["step"] - before:
+                raise UsageError(
+                    f"the seconds of epoch {r['epoch'] + 1} of {self.folder} are not known (another "
+                    "command trained it, or it was killed): start that run in a new folder"
+                )
+            total, before = total + seconds[r["epoch"]], r["step"]
+            found.append({"seconds": total, "clean": r["val_clean"], "robust": r["val_robust"]})
         return found
 
 
-@dataclass(frozen=True)
-class Stopwatch(ProcessGroup):
-    """One process that trains alone and records when each of its steps began and ended.
+@dataclass
+class Stopwatch:
+    """A callback that measures the steps of an epoch, including the batches made between them."""
 
-    A trainer asks for its share before a step and whether to stop after it; after validation it asks the
-    latter again, which ends no step.
-    """
+    steps: int = 0
+    began: float = 0.0
+    ended: float = 0.0
 
-    began: list[float] = field(default_factory=list)
-    ended: list[float] = field(default_factory=list)
-
-    def share(self, count: int) -> Share:
-        self.began.append(time.perf_counter())
-        return super().share(count)
-
-    def agree(self, signal: int | None) -> int | None:
-        if len(self.ended) < len(self.began):
-            self.ended.append(time.perf_counter())
-        return super().agree(signal)
+    def __call__(self, record: Record) -> None:
+        self.ended = time.perf_counter()
+        self.began = self.began or self.ended - record["seconds"]
+        self.steps += 1
 
     @property
     def seconds(self) -> float:
-        """From the first step to the last, including the batches made between them."""
-        return self.ended[-1] - self.began[0] if self.ended else 0.0
+        """From the begin of the first step to the end of the last."""
+        return self.ended - self.began
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -171,7 +157,7 @@ def report_of(runs: Sequence[TimedRun], marks: Sequence[float], about: Mapping[s
         curve = each.curve()
         passed = [next((e["seconds"] for e in curve if e["robust"] >= mark), None) for mark in marks]
         names: dict[str, Any] = {"run": each.folder.name, "method": each.label, "model": each.config.model}
-        names |= {"data": each.config.data, "config": RunFolder(each.folder).read_config()}
+        names |= {"data": each.config.data, "config": Run.open(each.folder).config}
         found.append({**names, "laps": curve, "passed": passed})
     return {"machine": about, "marks": list(marks), "runs": found}
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from atlas import data
 from atlas.attacks import PGD, Attack
 from atlas.evaluation import Score, evaluate
+from atlas.runs import Run
 from atlas.training import load_config, load_model
-from atlas.training.log import read_metrics, read_times
 from benchmarks.tables import grid, markers_of, put_between_markers
 
 ROOT = Path(__file__).parent.parent
@@ -54,9 +54,9 @@ def keep(run: Path) -> None:
 
 
 def row(run: Path) -> list[str]:
-    epochs = [r for r in read_metrics(run / "metrics.jsonl") if r["kind"] == "epoch"]
+    epochs = Run(run).epochs
     best = max(epochs, key=lambda r: r["val_robust"])
-    minutes = sum(r.get("seconds", 0) for r in read_times(run / "timing.jsonl")) / 60
+    minutes = Run(run).seconds / 60
     scores = {k: Score(**v) for k, v in json.loads((run / "scores.json").read_text()).items()}
     cells = [str(scores[name]) for name in ("clean", *ATTACKS)]
     course = f"{best['val_robust']:.1%} at {best['epoch'] + 1} of {len(epochs)}"

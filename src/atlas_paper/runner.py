@@ -209,8 +209,9 @@ def step_seconds(run: RunSpec, images: Images, repeats: int, device: torch.devic
     training = replace(config.training, optimizer=optimizer, schedule=schedule)
     ids = torch.arange(training.batch_size, device=device)
     batch = Batch(ids, Rng.lanes(0, ids).fold("timing").uniform(shape), ids % classes)
-    trainer = Trainer.of_batch(model, batch, classes, config.method, config.threat, training)
-    trainer.at.batch = 1  # the last step of an epoch would measure the Jacobian as well
+    noise = Images(batch.x.cpu(), batch.y.cpu(), classes)
+    trainer = Trainer(model, noise, noise, config.method, config.threat, training)
+    trainer.progress.batch = 1  # the last step of an epoch would measure the Jacobian as well
     seconds = []
     for _ in range(1 + repeats):
         began = time.perf_counter()

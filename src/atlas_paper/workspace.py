@@ -26,9 +26,8 @@ from atlas.errors import AtlasError, CheckpointError, LockError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import ORIGIN, in_use, write_atomic
 from atlas.reports.collect import origin
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training import RunConfig, load_config
-from atlas.training.log import read_metrics, read_seconds
 from atlas_paper.request import RunSpec
 
 State = Literal["finished", "unfinished", "in use", "failed", "changed on the way", "not begun"]
@@ -86,7 +85,7 @@ class RunStatus:
     def record(self) -> dict[str, Any]:
         """For the artefact's JSON."""
         made = origin(self.folder) if self.folder else {}
-        known = fingerprint(RunFolder(self.folder).read_config()) if self.finished and self.folder else None
+        known = fingerprint(Run(self.folder).config) if self.finished and self.folder else None
         best = self.best_epoch
         return {
             "seed": self.run.seed,
@@ -130,7 +129,7 @@ class Workspace:
     def _folders(self, run: RunSpec) -> list[Path]:
         """Where the run may be; the workspace first. A run whose settings were changed does not count."""
         folders = [self.run_folder(run), *self._found.get(canonical_hash(run.config), ())]
-        return [folder for folder in folders if not RunFolder(folder).changed_from]
+        return [folder for folder in folders if not Run(folder).changed_from]
 
     def run_folder(self, run: RunSpec) -> Path:
         """Where the run is trained, if it is not found."""
@@ -143,12 +142,12 @@ class Workspace:
 
     def finished(self, run: RunSpec) -> Path | None:
         """A folder with the finished run."""
-        folders = map(RunFolder, self._folders(run))
-        return next((f.path for f in folders if f.last.exists() and f.best.exists()), None)
+        folders = map(Run, self._folders(run))
+        return next((f.path for f in folders if f.state == "finished"), None)
 
     def unfinished(self, run: RunSpec) -> Path | None:
         """A folder where the run has begun and can be resumed."""
-        return next((path for path in self._folders(run) if RunFolder(path).begun), None)
+        return next((path for path in self._folders(run) if Run(path).begun), None)
 
     def status(self, run: RunSpec) -> RunStatus:
         """The status of a run, wherever it is."""
@@ -156,17 +155,17 @@ class Workspace:
         folder = done or begun
         state: State = "finished" if done else "unfinished" if begun else "not begun"
         if not done:
-            failed = RunFolder(begun or self.run_folder(run)).not_finite
+            failed = Run(begun or self.run_folder(run)).not_finite_path
             if failed.exists():
                 state, folder = "failed", failed.parent
-            elif RunFolder(self.run_folder(run)).changed_from:
+            elif Run(self.run_folder(run)).changed_from:
                 state, folder = "changed on the way", self.run_folder(run)
             elif begun is not None and in_use(begun):
                 state = "in use"
         if folder is None:
             return RunStatus(run, state)
-        files = RunFolder(folder)
-        return RunStatus(run, state, folder, tuple(read_metrics(files.metrics)), read_seconds(files.timing))
+        files = Run(folder)
+        return RunStatus(run, state, folder, tuple(files.records), files.seconds)
 
     def copy_into_workspace(self, run: RunSpec) -> Path:
         """The folder to train in: a run that has begun in another folder is copied first."""

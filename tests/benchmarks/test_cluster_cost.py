@@ -59,7 +59,7 @@ def test_flops_of_the_networks_are_the_published_ones() -> None:
 def test_what_is_held_is_what_a_trainer_has() -> None:
     """Weights with statistics, gradients, momentum and the best weights, in bytes, after a real step."""
     batch, model = random_batch(4, (3, 8, 8)), models.build("wrn-10-1", shape=(3, 8, 8))
-    learner = trainer(model, case("natural"), batch).learner
+    learner = trainer(model, case("natural"), batch).state
     learner.backward(model(batch.x).sum())
     learner.update(0.1)
     learner.keep_best()

@@ -81,7 +81,7 @@ def test_settings_apply_to_the_step_and_not_to_the_bare_passes(which: str) -> No
     model, batch = models.build("cnn-small", shape=(1, 8, 8)), random_batch(4, (1, 8, 8))
     settings = {"training.precision": "craft", "training.channels_last": True}
     work = step_of(model, case("adv-1"), batch, settings)
-    network = work.func.__self__.learner.model  # type: ignore[attr-defined]
+    network = work.func.__self__.state.model  # type: ignore[attr-defined]
     if which == "bare":
         network, work = model, step.bare_of(model, case("adv-1"), batch)  # type: ignore[assignment]
     work()

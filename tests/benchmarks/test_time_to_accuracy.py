@@ -13,10 +13,9 @@ import pytest
 
 from atlas import presets
 from atlas.config import override
-from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
-from atlas.runs import RunFolder
+from atlas.runs import Record, Run
 from atlas.training import RunConfig, train
 from benchmarks import time_to_accuracy
 from benchmarks.command import main
@@ -57,26 +56,28 @@ def both(data: str, tmp_path: Path) -> list[TimedRun]:
 
 
 def metrics(folder: Path) -> bytes:
-    return RunFolder(folder).metrics.read_bytes()
+    return Run(folder).metrics_path.read_bytes()
 
 
 def test_an_interrupted_run_resumes_and_no_second_is_lost_or_counted_twice(
     both: list[TimedRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = both[0]
-    agree = ProcessGroup.agree
+    measure = Stopwatch.__call__
 
-    def after_two(self: Stopwatch, caught: int | None) -> int | None:
-        return signal.SIGTERM if len(self.ended) == 2 else agree(self, caught)
+    def kill_after_two(self: Stopwatch, record: Record) -> None:
+        measure(self, record)
+        if self.steps == 2:
+            signal.raise_signal(signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ProcessGroup, "agree", after_two)
+        patch.setattr(Stopwatch, "__call__", kill_after_two)
         with pytest.raises(Interrupted):
             each.turn(OPTIONS, 0)
     assert each.curve() == []
     each.turn(OPTIONS, 0)
     (first,) = each.curve()
-    timing = [json.loads(line) for line in RunFolder(each.folder).timing.read_text().splitlines()]
+    timing = [json.loads(line) for line in Run(each.folder).timing_path.read_text().splitlines()]
     pieces = [line for line in timing if line["event"] == "trained"]
     assert [(p["epoch"], p["steps"]) for p in pieces] == [(0, 2), (0, STEPS - 2)]
     assert first["seconds"] == pytest.approx(sum(p["training"] for p in pieces))
@@ -93,21 +94,19 @@ def test_an_interrupted_run_resumes_and_no_second_is_lost_or_counted_twice(
 def test_epochs_of_unknown_seconds_are_refused(both: list[TimedRun]) -> None:
     each = both[0]
     each.turn(OPTIONS, 0)
-    timing = RunFolder(each.folder).timing
+    timing = Run(each.folder).timing_path
     timing.write_text("".join(line for line in timing.open() if "trained" not in line))
     with pytest.raises(UsageError, match=r"the seconds of epoch 1 of .* are not known"):
         each.curve()
 
 
 def test_the_stopwatch_stops_before_validation(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = iter([1.0, 2.0, 2.5, 4.0])
+    now = iter([2.0, 4.0])
     monkeypatch.setattr(time_to_accuracy.time, "perf_counter", lambda: next(now))
     watch = Stopwatch()
-    for _ in range(2):
-        watch.share(8)
-        watch.agree(None)
-    assert watch.agree(None) is None, "after validation: there is no time left to ask for"
-    assert (watch.seconds, len(watch.ended)) == (3.0, 2)
+    for seconds in (1.0, 1.5):
+        watch({"seconds": seconds})
+    assert (watch.seconds, watch.steps) == (3.0, 2), "with the half second between the steps"
 
 
 def test_a_mark_is_passed_at_the_end_of_the_first_epoch_above_it(
@@ -120,7 +119,7 @@ def test_a_mark_is_passed_at_the_end_of_the_first_epoch_above_it(
         return [{"seconds": 10.0 * k, "clean": 1.0, "robust": value} for k, value in found]
 
     monkeypatch.setattr(TimedRun, "curve", stand_in)
-    monkeypatch.setattr(RunFolder, "read_config", lambda self: both[0].config.table())
+    monkeypatch.setattr(Run, "config", both[0].config.table())
     report = report_of(both, [0.5, 0.8], machine())
     assert [run["passed"] for run in report["runs"]] == [[20.0, None], [30.0, 30.0]]
     table = blocks(report)[-1]

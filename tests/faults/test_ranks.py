@@ -163,7 +163,7 @@ def train_until_it_breaks(team: ProcessGroup, how: str, folder: Path) -> None:
             training=TRAINING,
             folder=folder,
             progress=False,
-            ranks=team,
+            group=team,
         )
     finally:
         finite = all(p.isfinite().all() for p in model.parameters())

@@ -17,7 +17,7 @@ from atlas.errors import AtlasError, CheckpointError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.models import build, source
 from atlas.models.weights import read_weights
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training import load_model
 from tests.fuzz.fuzzing import Changes, changed, changes, each_size, fuzz, little_memory
 
@@ -140,7 +140,7 @@ def test_files_of_another_version(tmp_path: Path, about: str, kind: object, word
     of_another_version = "format" in words
     left = words if of_another_version else "holds no good state"
     with pytest.raises(CheckpointError, match=left):
-        RunFolder(tmp_path).load_state()
+        Run(tmp_path).load_state()
     assert path.exists() == of_another_version, "only what is damaged is put aside"
 
 

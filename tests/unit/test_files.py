@@ -17,7 +17,7 @@ import torch
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import CheckpointError, DamagedError, DiskError, LockError, UsageError
 from atlas.files import locked, part_of, require_room, write_atomic
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training.log import Events
 
 
@@ -245,18 +245,18 @@ def test_a_folder_of_events_that_cannot_be_made_is_a_disk_error(tmp_path: Path) 
 
 
 def test_a_state_that_cannot_be_moved_is_a_disk_error(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     folder.save_state({"w": torch.ones(1)}, {})
-    (folder.previous / "in the way").mkdir(parents=True)
-    with pytest.raises(DiskError, match=rf"cannot write .*{folder.previous.name}: Is a directory"):
+    (folder.previous_path / "in the way").mkdir(parents=True)
+    with pytest.raises(DiskError, match=rf"cannot write .*{folder.previous_path.name}: Is a directory"):
         folder.save_state({"w": torch.ones(1)}, {})
-    assert load_tensors(folder.state)[0]["w"] == 1
+    assert load_tensors(folder.state_path)[0]["w"] == 1
 
 
 def test_a_configuration_that_cannot_be_read_is_told_from_none(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    with pytest.raises(CheckpointError, match=rf"is not the folder of a run: no {folder.config.name}"):
-        folder.read_config()
-    folder.config.mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=rf"{folder.config.name} cannot be read: Is a directory"):
-        folder.read_config()
+    folder = Run(tmp_path / "run")
+    with pytest.raises(CheckpointError, match=rf"is not the folder of a run: no {folder.config_path.name}"):
+        _ = folder.config
+    folder.config_path.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=rf"{folder.config_path.name} cannot be read: Is a directory"):
+        _ = folder.config

@@ -218,14 +218,17 @@ def wrong() -> dict[str, tuple[Callable[..., Any], str]]:
             lambda: fitted(training=atlas.Training),
             "training must be a Training, got <class",
         ),
-        "a method by name": (lambda: fitted(method="adv"), "method is 'adv'; wanted one of atlas.methods"),
+        "a method by name": (
+            lambda: fitted(method="adv"),
+            "method must be one of atlas.methods, .*got 'adv'",
+        ),
         "a learning rate as a word": (lambda: fitted(lr="high"), "lr must be a number"),
         "a device that is not": (
             lambda: fitted(device="gpu"),
             "device 'gpu' cannot be used here: .*; try cpu",
         ),
-        "no callback": (lambda: fitted(each_epoch=3), "each_epoch must be callable, got 3"),
-        "a number of ranks": (lambda: fitted(ranks=2), "ranks must be a ProcessGroup, got 2"),
+        "no callback": (lambda: fitted(on_epoch=3), "on_epoch must be callable, got 3"),
+        "a number of processes": (lambda: fitted(group=2), "group must be a ProcessGroup, got 2"),
         "a description as a word": (lambda: fitted(about="x"), "about must be a dict, got 'x'"),
         # data and models
         "data by number": (

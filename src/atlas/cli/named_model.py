@@ -15,7 +15,7 @@ from atlas.distributed.launch import local_device, rank
 from atlas.errors import UsageError
 from atlas.models import source
 from atlas.models.normalize import Normalization
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
 from atlas.training.run import checked_device
@@ -101,7 +101,7 @@ def surrogates(names: Sequence[str], folder: Path, device: str | None, root: Pat
         if not place.is_dir():
             known, table = presets.load_preset(name)
             place = folder / known
-            while not RunFolder(place).last.exists():  # which is written when a run has come to its end
+            while not Run(place).last_path.exists():  # which is written when a run has come to its end
                 if rank() == 0:
                     train(RunConfig.of(table), place, data_root=root, device=device)
                 else:

@@ -113,23 +113,23 @@ def train(
         )
     elif processes > 1:
         raise typer.Exit(launch(sys.argv[1:], processes))
-    with _one_voice(), connected() as ranks:
-        if ranks.first and (dropped := _dropped(table, changed)):
+    with _one_voice(), connected() as group:
+        if group.first and (dropped := _dropped(table, changed)):
             say(f"--set has changed a name, which drops the settings of the old one: {', '.join(dropped)}")
         if precision == "auto":
-            changes = [*_auto(folder, device, ranks), *changes]
+            changes = [*_auto(folder, device, group), *changes]
             config = RunConfig.of(overridden(table, changes, REGISTRIES))
-        _train(config, folder, ranks, data_root=root, device=device, allow_changes=allow_changes)
+        _train(config, folder, group, data_root=root, device=device, allow_changes=allow_changes)
 
 
-def _train(config: RunConfig, folder: Path, ranks: ProcessGroup, **options: Any) -> None:
-    if ranks.first:
+def _train(config: RunConfig, folder: Path, group: ProcessGroup, **options: Any) -> None:
+    if group.first:
         say(f"writing to {folder}")
-    result = run_training(config, folder, ranks=ranks, **options)
-    if ranks.first:
+    result = run_training(config, folder, group=group, **options)
+    if group.first:
         say(
             f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-            f"{result.best_robust:.2%}{result.beside}; weights in {folder / 'best.safetensors'}"
+            f"{result.best_robust:.2%}{result.imbalance_note}; weights in {folder / 'best.safetensors'}"
         )
         elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
         say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
@@ -158,14 +158,14 @@ def _dropped(before: Settings, after: Settings, where: str = "") -> list[str]:
     return found
 
 
-def _auto(folder: Path, device: str | None, ranks: ProcessGroup) -> list[tuple[str, Any]]:
+def _auto(folder: Path, device: str | None, group: ProcessGroup) -> list[tuple[str, Any]]:
     """What `auto` means for all ranks: what the run in the folder has, or what is fastest for the first."""
     if (folder / "config.json").exists():
         training = load_config(folder).training
         mine = {"precision": training.precision, "channels_last": training.channels_last}
     else:
         mine = fastest(checked_device(local_device(device)))
-    shared = ranks.from_first(({}, mine))
+    shared = group.from_first(({}, mine))
     assert shared is not None
     return [(f"training.{key}", value) for key, value in shared[1].items()]
 

@@ -62,17 +62,17 @@ def run_with_others(task: Evaluation, folder: Path) -> bool:
     The folder has to be on a disk that all of them see. Shares may differ by hours, so they wait for days;
     one that dies is noticed by torchrun.
     """
-    with connected(patience=LONGEST_WAIT) as ranks:
-        if any(ranks.total([int(ranks.first and _claimed(task, folder))])):
-            return ranks.first
-        of = min(ranks.size, len(task.data))
-        if ranks.rank < of:
-            task.run(folder, shard=Shard(ranks.rank, of), progress=ranks.first)
-        ranks.wait()
-        if ranks.first:
+    with connected(patience=LONGEST_WAIT) as group:
+        if any(group.total([int(group.first and _claimed(task, folder))])):
+            return group.first
+        of = min(group.size, len(task.data))
+        if group.rank < of:
+            task.run(folder, shard=Shard(group.rank, of), progress=group.first)
+        group.wait()
+        if group.first:
             merge(folder, of, list(task.plan.attacks))
-        ranks.wait()
-        return ranks.first
+        group.wait()
+        return group.first
 
 
 def _claimed(task: Evaluation, folder: Path) -> bool:

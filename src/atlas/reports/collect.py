@@ -21,10 +21,9 @@ from atlas.evaluation.evaluation_folder import CONFIG, SUMMARY, load_report
 from atlas.files import ORIGIN
 from atlas.methods import Method
 from atlas.models import source
-from atlas.runs import RunFolder
+from atlas.runs import Run as RunFolder
 from atlas.threat import Threat
 from atlas.training import RunConfig, Training, load_model
-from atlas.training.log import read_metrics, read_seconds
 
 
 @dataclass(frozen=True)
@@ -130,24 +129,23 @@ def collect(paths: Sequence[Path], given: Given = Given()) -> list[Run]:
 def read_run(path: Path, given: Given = Given()) -> Run:
     """The run in this folder."""
     folder = RunFolder(path)
-    if not folder.config.is_file():
+    if not folder.config_path.is_file():
         raise UsageError(
-            f"{path} is not the folder of a run or an evaluation: it has no {folder.config.name}. Expected "
-            f"a folder that `atlas train`, atlas.fit or `atlas evaluate` wrote to{_nearby(path)}"
+            f"{path} is not the folder of a run or an evaluation: it has no config.json. Expected a "
+            f"folder that `atlas train`, atlas.fit or `atlas evaluate` wrote to{_nearby(path)}"
         )
-    settings = folder.read_config()
-    about = json.loads(folder.config.read_text())
+    settings = folder.config
     parts = _parts(settings, given)
     commit = origin(path).get("commit")
-    model = _model(folder, settings, given) if folder.best.exists() else None
+    model = _model(folder, settings, given) if folder.best_path.exists() else None
     weights = source.fingerprint(model) if model is not None else None
     former = source.former_fingerprint(model) if model is not None else None
     evaluations, notes = evaluations_of(path, weights, former)
-    if not folder.best.exists():
-        notes.insert(0, f"{folder.best.name} is not in the folder, so nothing can be attacked here")
-    if folder.not_finite.exists():
+    if not folder.best_path.exists():
+        notes.insert(0, f"{folder.best_path.name} is not in the folder, so nothing can be attacked here")
+    if folder.not_finite_path.exists():
         notes.insert(0, "training broke off: its numbers were not finite")
-    elif folder.begun and not folder.last.exists():
+    elif folder.begun and not folder.last_path.exists():
         notes.insert(0, "training has not come to its end")
     if folder.changed_from:
         notes.insert(0, f"settings were changed on the way, from those of hash {folder.changed_from[-1]}")
@@ -160,11 +158,11 @@ def read_run(path: Path, given: Given = Given()) -> Run:
         model=model,
         **parts,
         settings=settings,
-        config_hash=str(about["hash"]),
-        command=str(about.get("command", "")),
+        config_hash=str(folder.noted("hash")),
+        command=str(folder.noted("command") or ""),
         commit=None if commit is None else str(commit),
-        epochs=_epochs(folder.metrics),
-        seconds=read_seconds(folder.timing),
+        epochs=_epochs(folder),
+        seconds=folder.seconds,
     )
 
 
@@ -189,7 +187,8 @@ def _model(folder: RunFolder, settings: Mapping[str, Any], given: Given) -> nn.M
         return None
     images = load_test_images(given.data, given.root)
     return load_model(
-        folder.best, models.build(given.model, images.num_classes, images.shape, _normalization(folder.best))
+        folder.best_path,
+        models.build(given.model, images.num_classes, images.shape, _normalization(folder.best_path)),
     )
 
 
@@ -319,21 +318,20 @@ def _names(places: Sequence[Path]) -> list[str]:
     return names
 
 
-def _epochs(path: Path) -> tuple[Epoch, ...]:
-    found = list[Epoch]()
-    for record in read_metrics(path):
-        if record.get("kind") == "epoch":
-            number, robust, clean, jacobian = (
-                _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
+def _epochs(run: RunFolder) -> tuple[Epoch, ...]:
+    found, path = list[Epoch](), run.metrics_path
+    for record in run.epochs:
+        number, robust, clean, jacobian = (
+            _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
+        )
+        if number != len(found) or jacobian < 0:
+            raise CheckpointError(
+                f"{path}: expected epoch {len(found)} with a jacobian of 0 or more, got epoch {number:g} "
+                f"with {jacobian:g}: the file is damaged"
             )
-            if number != len(found) or jacobian < 0:
-                raise CheckpointError(
-                    f"{path}: expected epoch {len(found)} with a jacobian of 0 or more, got epoch {number:g} "
-                    f"with {jacobian:g}: the file is damaged"
-                )
-            marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
-            shares = (record.get(key) for key in ("val_majority", "val_balanced"))
-            found.append(Epoch(int(number) + 1, robust, clean, jacobian, *marks, *shares))
+        marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
+        shares = (record.get(key) for key in ("val_majority", "val_balanced"))
+        found.append(Epoch(int(number) + 1, robust, clean, jacobian, *marks, *shares))
     return tuple(found)
 
 

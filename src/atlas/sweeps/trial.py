@@ -21,11 +21,10 @@ from atlas.errors import AtlasError, DataError, NumericError, UsageError, unknow
 from atlas.evaluation import Score
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.plan import Plan, build_attack
-from atlas.runs import RunFolder
+from atlas.runs import Record, Run
 from atlas.sweeps.queue import OUTCOME, Claim, newest
 from atlas.sweeps.study import Sweep
-from atlas.training import RunConfig, train
-from atlas.training.log import Record, read_metrics, read_seconds
+from atlas.training import RunConfig, StopTraining, train
 from atlas.training.settings import REGISTRIES
 
 DEATHS = 5
@@ -34,10 +33,6 @@ DEATHS = 5
 
 DECIDE = {"model", "data", "training.validation.size", "training.batch_size"}
 """Settings of which only a training can tell whether they go together."""
-
-
-class Pruned(Exception):
-    """The run is not worth going on with."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +78,17 @@ def carry_out(claim: Claim, sweep: Sweep, place: Place, check: Callable[[], None
             folder,
             data_root=place.root,
             device=place.device,
-            each_epoch=follower,
+            on_epoch=follower,
             progress=place.progress,
         )
+        if follower.pruned:
+            return Outcome.of(PRUNED, *about, note=follower.pruned)
         follower.report(result.epochs)
         check()
         value = result.best_robust
         if sweep.score is not None:
             where = place.score(claim.slot)
             value = score(result.model, images, config, sweep.score, where, place.progress)
-    except Pruned as why:
-        return Outcome.of(PRUNED, *about, note=str(why))
     except _faults(claim) as error:
         return Outcome.of(FAILED, *about, note=str(error))
     return Outcome.of(DONE, *about, score=value)
@@ -115,6 +110,8 @@ class _Follower:
     def __init__(self, trial: Trial, ramp_epochs: int, check: Callable[[], None]) -> None:
         self.trial, self.first, self.check = trial, max(ramp_epochs - 1, 0), check
         self.reported = 0
+        self.pruned = ""
+        """Why the run was ended, if it was."""
 
     def report(self, records: Sequence[Record]) -> None:
         """Those that have not been reported: all of them, where another worker began the run."""
@@ -125,7 +122,8 @@ class _Follower:
     def __call__(self, records: Sequence[Record]) -> None:
         self.report(records)
         if len(records) > self.first and self.trial.should_prune():
-            raise Pruned(f"behind the median after epoch {len(records)}")
+            self.pruned = f"behind the median after epoch {len(records)}"
+            raise StopTraining(self.pruned)
         self.check()
 
 
@@ -155,11 +153,10 @@ class Outcome:
     @classmethod
     def of(cls, state: str, folder: Path, config: str, n: int, **rest: Any) -> Outcome:
         """From what a run has written so far."""
-        epochs = epochs_of(folder)
-        seconds = read_seconds(RunFolder(folder).timing)
-        best = next((epoch for epoch in reversed(epochs) if epoch["best"]), None)
+        run = Run(folder)
+        best = run.best
         found = {} if best is None else {"clean": best["val_clean"], "robust": best["val_robust"]}
-        notes = [rest.pop("note", ""), *map(_collapse, epochs)]
+        notes = [rest.pop("note", ""), *(f"collapse in epoch {epoch + 1}" for epoch in run.collapses)]
         return cls(
             state,
             config,
@@ -167,8 +164,8 @@ class Outcome:
             note="; ".join(filter(None, notes)),
             **found,
             best_epoch=None if best is None else best["epoch"] + 1,
-            epochs=len(epochs),
-            seconds=round(seconds, 1),
+            epochs=len(run.epochs),
+            seconds=round(run.seconds, 1),
             **rest,
         )
 
@@ -207,15 +204,6 @@ def _rank(row: Row) -> tuple[int, float, int]:
 def best(found: Sequence[Row]) -> Row | None:
     """The finished trial with the highest score."""
     return found[0] if found and found[0].outcome.state == DONE else None
-
-
-def epochs_of(folder: Path) -> list[Record]:
-    """The records of a run's epochs."""
-    return [line for line in read_metrics(RunFolder(folder).metrics) if line["kind"] == "epoch"]
-
-
-def _collapse(record: Record) -> str:
-    return f"collapse in epoch {record['epoch'] + 1}" if record["collapse"] else ""
 
 
 def named_attack(word: str, data_name: str) -> tuple[str, Attack]:

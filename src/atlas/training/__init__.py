@@ -1,12 +1,14 @@
-"""Training: `fit` for anybody's model and data, `train` for a configuration."""
+"""Training: `fit` for any model and data, `train` for a configuration."""
 
 from atlas.distributed.launch import connected
 from atlas.distributed.process_group import ProcessGroup
+from atlas.runs import load_model
 from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
-from atlas.training.run import RunConfig, load_config, load_model, train
+from atlas.training.run import RunConfig, load_config, train
 from atlas.training.schedule import Schedule
 from atlas.training.settings import Optimizer, Training, Validation
+from atlas.training.trainer import StopTraining
 
 __all__ = [
     "Optimizer",
@@ -14,6 +16,7 @@ __all__ = [
     "Result",
     "RunConfig",
     "Schedule",
+    "StopTraining",
     "Training",
     "Validation",
     "connected",

@@ -1,4 +1,4 @@
-"""What a person sees during training: bars on a terminal, and a line per epoch."""
+"""What is printed during training: progress bars on a terminal, and a line per epoch."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from atlas.runs import Record
 from atlas.terminal import Terminal
 from atlas.threat import eps_text
-from atlas.training.log import Record
 
 WIDTHS = {
     **{"epoch": 7, "loss": 7, "eps": 7, "lr": 8, "||J||^2": 8},
@@ -27,17 +27,17 @@ WIDTHS = {
 """Of the columns, which fit a terminal of 80 with a space between them."""
 
 
-def beside(record: Record) -> str:
-    """What a model with one answer reaches, and the mean over the classes, where classes are imbalanced."""
+def imbalance_note(record: Record) -> str:
+    """If classes are imbalanced, the accuracy of a constant answer, and the mean over the classes."""
     if "val_majority" not in record:
         return ""
     return f" (majority {record['val_majority']:.1%}, balanced {record['val_balanced']:.1%})"
 
 
 class Display:
-    """Two bars: the whole run (for a guided schedule its longest course) and the work at hand.
+    """Two bars: the whole run (for a guided schedule at its longest) and the current epoch or validation.
 
-    Of several processes that train together the first speaks.
+    Of several processes that train together only the first prints.
     """
 
     def __init__(self, title: str, epochs: int, *, shown: bool, first: bool = True) -> None:
@@ -60,7 +60,7 @@ class Display:
         self.work = self.bars.add_task("", total=None)
 
     def begin(self, what: str, total: int, done: int = 0) -> None:
-        """A new piece of work at hand: an epoch's batches, or the validation images."""
+        """Start the bar of an epoch's batches, or of the validation images."""
         self.bars.reset(self.work, description=what, total=total, completed=done)
 
     def advance_to(self, done: int, epochs: float | None = None) -> None:
@@ -69,7 +69,7 @@ class Display:
             self.bars.update(self.whole, completed=epochs)
 
     def epoch(self, record: Record, accuracy: str, seconds: float) -> None:
-        """The line that sums up an epoch, below headings that say once what the columns are."""
+        """Print the line of an epoch, and before the first one the headings."""
         loss, star = record["loss"], "*" if record["best"] else " "
         cells = {
             "epoch": f"{record['epoch'] + 1}/{self.epochs}",
@@ -94,7 +94,7 @@ class Display:
         self.console.say(text, style)
 
     def warn(self, text: str) -> None:
-        """What nobody should miss: as a warning of Python's where nothing is shown."""
+        """Print in red, or warn by Python's warnings if nothing is printed."""
         if self.console.quiet and self.first:
             warnings.warn(text, stacklevel=2)
         self.say(text, style="bold red")

@@ -1,4 +1,4 @@
-"""A run from its configuration: build what it names, train, and load what it left."""
+"""A run from its configuration: build what it names, and train."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ import torch
 from torch import Tensor, nn
 
 from atlas import config as conf
-from atlas import data, models
+from atlas import data
 from atlas.attacks import frozen
 from atlas.attacks.engine import predict
-from atlas.checkpoint import load_tensors
 from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
 from atlas.distributed.launch import checked_device as checked_device
 from atlas.distributed.launch import local_device
 from atlas.distributed.process_group import ProcessGroup
-from atlas.errors import CheckpointError, UsageError
+from atlas.errors import UsageError
 from atlas.methods import Method
 from atlas.models.normalize import Normalization
 from atlas.models.weights import load_weights, normalization_of, read_weights
-from atlas.runs import RunFolder
+from atlas.runs import Record, Run, build_model
 from atlas.terminal import Terminal
 from atlas.threat import Threat
 from atlas.training.checkpointer import Result
-from atlas.training.fit import fit
-from atlas.training.log import Record
+from atlas.training.fit import fit, ignore
 from atlas.training.settings import REGISTRIES, Training
 
 SHOWN_IMAGES = 500
@@ -50,7 +48,7 @@ class RunConfig:
     """All that decides the outcome of a run."""
 
     data: str
-    """A named data set, or the path of your own."""
+    """A data set's name or path."""
     model: str
     """A model's name, or ``module.path:factory``."""
     method: Method
@@ -77,17 +75,34 @@ def train(
     data_root: Path | None = None,
     device: str | None = None,
     allow_changes: bool = False,
-    each_epoch: Callable[[Sequence[Record]], None] = lambda records: None,
+    on_step: Callable[[Record], None] = ignore,
+    on_epoch: Callable[[Sequence[Record]], None] = ignore,
     progress: bool = True,
-    ranks: ProcessGroup = ProcessGroup(),
+    group: ProcessGroup = ProcessGroup(),
 ) -> Result:
-    """Train what the configuration says in this folder, from where an earlier run there was left.
+    """Train what the configuration says in this folder, or resume the run that is there.
 
-    `each_epoch` and `ranks`: as in `fit`.
+    Args:
+        config: Such as `RunConfig.of(table)` or `load_config(folder)`.
+        folder: Where everything is written.
+        data_root: Where named data sets are; default: $ATLAS_DATA.
+        device: Such as "cpu" or "cuda:1"; default: a GPU if there is one.
+        allow_changes: Resume although settings differ.
+        on_step: As in `fit`, like all that follow.
+        on_epoch: See there.
+        progress: See there.
+        group: See there.
+
+    Returns:
+        The result of `fit`, with the same errors.
+
+    Example:
+        >>> _, table = atlas.presets.load_preset("demo-atlas-1")
+        >>> atlas.training.train(RunConfig.of(table), Path("runs/mine"))  # doctest: +SKIP
     """
     place = checked_device(local_device(device))
     images = data.load(config.data, train=True, root=data_root)
-    shown = progress and ranks.first and not RunFolder(folder).begun
+    shown = progress and group.first and not Run(folder).begun
     if shown:
         _show_gaps(config.data, images)
     path, tensors = _starting_weights(config)
@@ -97,7 +112,7 @@ def train(
         "shape": list(images.shape),
         "normalize": _normalization(config, images, path, tensors),
     }
-    model = _build(about, config.training.seed)
+    model = build_model(about, config.training.seed)
     if tensors:
         load_weights(model, tensors, path, config.model)
         if shown:
@@ -113,9 +128,10 @@ def train(
         config=config.table(),
         about=about,
         allow_changes=allow_changes,
-        each_epoch=each_epoch,
+        on_step=on_step,
+        on_epoch=on_epoch,
         progress=progress,
-        ranks=ranks,
+        group=group,
     )
 
 
@@ -124,7 +140,7 @@ def _starting_weights(config: RunConfig) -> tuple[Path, dict[str, Tensor]]:
     if config.weights is None:
         return Path(), {}
     path = at_home(config.weights)
-    path = RunFolder(path).best if path.is_dir() else path
+    path = Run(path).best_path if path.is_dir() else path
     return path, read_weights(path)
 
 
@@ -132,12 +148,14 @@ def _normalization(
     config: RunConfig, images: data.Images, path: Path, tensors: Mapping[str, Tensor]
 ) -> Normalization | None:
     """The one in the weights to start from, which were trained with it; else what the configuration says."""
-    own = normalization_of(tensors)
+    found = normalization_of(tensors)
     if isinstance(config.normalize, MeanStd):
-        if own is not None:
-            raise UsageError(f"{path} already holds a normalisation, mean {own[0]}, std {own[1]}: omit yours")
+        if found is not None:
+            raise UsageError(
+                f"{path} already holds a normalisation, mean {found[0]}, std {found[1]}: omit yours"
+            )
         return config.normalize.mean, config.normalize.std
-    return own or (images.stats() if config.normalize else None)
+    return found or (images.stats() if config.normalize else None)
 
 
 def _show_gaps(name: str, images: data.Images) -> None:
@@ -167,58 +185,6 @@ def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: i
         Terminal(stderr=True).say(text)
 
 
-def _build(about: Mapping[str, Any], seed: int = 0, device: str = "cpu") -> nn.Module:
-    return models.build(
-        about["model"],
-        num_classes=about["num_classes"],
-        shape=tuple(about["shape"]),
-        normalize=about["normalize"],
-        seed=seed,
-        device=device,
-    )
-
-
-def _built_for(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> nn.Module:
-    """The model that the file is of. What takes more memory than the file's own tensors is not made."""
-    try:
-        if ":" not in about["model"]:
-            wanted = {k: v.shape for k, v in _build(about, device="meta").state_dict().items()}
-            if wanted != {k: v.shape for k, v in tensors.items()}:
-                raise CheckpointError(
-                    f"{path} does not fit the model {about['model']!r} that it says it is of"
-                )
-        return _build(about)
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, UsageError) and ":" in about["model"]:  # of the user's own factory
-            raise
-        raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
-
-
 def load_config(folder: Path) -> RunConfig:
     """The configuration of the run in this folder."""
-    return RunConfig.of(RunFolder(folder).read_config())
-
-
-@conf.check_arguments()
-def load_model(
-    weights: str | Path, model: nn.Module | None = None, device: torch.device | str | None = None
-) -> nn.Module:
-    """The model of a run's folder (its best epoch) or of a weights file, in eval mode.
-
-    A model of one's own is given as `model`, to be filled. From a run's folder its factory is called; a
-    weights file alone is never a reason to import and call what it names.
-    """
-    weights = Path(weights)
-    path = RunFolder(weights).best if weights.is_dir() else weights
-    tensors, about = load_tensors(path)
-    if weights.is_dir():
-        RunFolder(weights).check_weights(path, about)
-    if model is None:
-        if "model" not in about or (":" in str(about["model"]) and not weights.is_dir()):
-            raise CheckpointError(f"{path} is of a model of your own: give it as load_model(..., model=...)")
-        model = _built_for(path, tensors, about)
-    try:
-        model.load_state_dict(tensors)
-    except RuntimeError as error:
-        raise CheckpointError(f"{path} does not fit the model: {error}") from error
-    return model.to(checked_device(device)).eval()
+    return RunConfig.of(Run.open(folder).config)

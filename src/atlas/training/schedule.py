@@ -1,8 +1,9 @@
-"""How training goes on: the growth of eps, the learning rate, and when to stop."""
+"""The growth of eps, the learning rate, when to stop, and what validation says about it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -68,7 +69,7 @@ class Schedule:
 
 @dataclass
 class PlateauTracker:
-    """What the validation accuracies so far have decided. Part of the saved state."""
+    """What follows from the validation accuracies so far. Part of the saved state."""
 
     best: float = -1.0
     best_epoch: int = -1
@@ -77,8 +78,8 @@ class PlateauTracker:
     since_cut: int = 0
 
     def update(self, epoch: int, accuracy: float, schedule: Schedule) -> bool:
-        """Take in the accuracy after an epoch (the first is 0); whether it is the best so far."""
-        # No gain, but an epoch at the full eps goes before one of the ramp that looks as good, as at 100%.
+        """Add the accuracy after an epoch (the first is 0); whether it is the best so far."""
+        # No gain, but an epoch at the full eps is preferred to one of the ramp that is as good.
         ripe = accuracy == self.best and epoch >= schedule.ramp_epochs > self.best_epoch
         improved = accuracy > self.best
         if improved or ripe:
@@ -98,7 +99,7 @@ class PlateauTracker:
         self.since_cut = 0
 
     def finished(self, epoch: int, schedule: Schedule) -> str | None:
-        """Why training ends after this epoch, or None where it goes on."""
+        """Why training ends after this epoch, or None if it continues."""
         if schedule.kind == "guided" and self.since_best >= schedule.patience:
             return f"no gain for {schedule.patience} epochs"
         return f"all {schedule.epochs} epochs done" if epoch + 1 >= schedule.epochs else None
@@ -123,8 +124,8 @@ class CollapseDetector:
     jacobian_at_best: float = 0.0
     collapsed: bool = False
 
-    def look(self, epoch: int, robust: float, clean: float, jacobian: float, n: int) -> str | None:
-        """Words for a collapse that this epoch shows first, else None; accuracies are of n images."""
+    def check(self, epoch: int, robust: float, clean: float, jacobian: float, n: int) -> str | None:
+        """A message if this epoch is the first of a collapse, else None; accuracies are of n images."""
         if robust > self.best:
             self.best, self.clean_at_best, self.jacobian_at_best = robust, clean, jacobian
         before, fall = self.collapsed, self.best - robust
@@ -143,3 +144,59 @@ class CollapseDetector:
 
 def _variance(share: float) -> float:
     return share * (1 - share)
+
+
+IMBALANCED = 0.1
+"""Classes are imbalanced where the largest has this much more of the images than an equal share."""
+
+
+@dataclass(frozen=True)
+class Validated:
+    """Validation images of each class that are classified correctly; classes without images are omitted.
+
+    By class, because an accuracy over all images can hide a class that was never learned.
+    """
+
+    labels: Sequence[int]
+    sizes: Sequence[int]
+    """Images of each class."""
+    right_clean: Sequence[int]
+    right_robust: Sequence[int]
+    """Under the validation attack."""
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], clean: Sequence[int], robust: Sequence[int]) -> Validated:
+        """From counts for every class."""
+        there = [label for label, size in enumerate(sizes) if size]
+        return cls(there, *([counts[label] for label in there] for counts in (sizes, clean, robust)))
+
+    @property
+    def clean(self) -> float:
+        return sum(self.right_clean) / sum(self.sizes)
+
+    @property
+    def robust(self) -> float:
+        return sum(self.right_robust) / sum(self.sizes)
+
+    @property
+    def majority(self) -> float:
+        """The share of the largest class: the accuracy of a constant answer."""
+        return max(self.sizes) / sum(self.sizes)
+
+    @property
+    def balanced(self) -> float:
+        """The mean over the classes of their robust accuracies."""
+        rates = [right / size for right, size in zip(self.right_robust, self.sizes, strict=True)]
+        return sum(rates) / len(rates)
+
+    @property
+    def imbalanced(self) -> bool:
+        return len(self.sizes) > 1 and self.majority > 1 / len(self.sizes) + IMBALANCED
+
+    @property
+    def one_answer(self) -> int | None:
+        """The class that every image is classified as: all of its images are correct, and no other."""
+        right = [k for k, count in enumerate(self.right_clean) if count]
+        if len(self.sizes) > 1 and len(right) == 1 and self.right_clean[right[0]] == self.sizes[right[0]]:
+            return self.labels[right[0]]
+        return None

@@ -18,9 +18,8 @@ from atlas.config import fingerprint
 from atlas.errors import LockError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import locked
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training import train
-from atlas.training.log import read_metrics
 from atlas_paper import runner as runner_module
 from atlas_paper import workspace as workspace_module
 from atlas_paper.artefacts import ARTEFACTS
@@ -85,7 +84,7 @@ def cells(whole: dict[str, Any], key: str) -> dict[str, Any]:
 
 def test_a_collapsed_row_is_marked(finished: Any, copy: Path, made: Path) -> None:
     metrics = folder(copy, made, "atlas-l-1") / "metrics.jsonl"
-    lines = read_metrics(metrics)
+    lines = Run(metrics.parent).records
     epochs = [line for line in lines if line["kind"] == "epoch"]
     epochs[1]["collapse"] = True
     metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -166,8 +165,8 @@ def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tm
     shutil.copytree(made / "runs" / run.name, tmp_path / "other")
     mine = Workspace(tmp_path / "empty", (tmp_path / "other",))
     assert mine.finished(run) == tmp_path / "other"
-    folder, other = RunFolder(tmp_path / "other"), replace(run.config, model="cnn").table()
-    folder.state.write_bytes(b"")
+    folder, other = Run(tmp_path / "other"), replace(run.config, model="cnn").table()
+    folder.state_path.write_bytes(b"")
     folder.write_config(other, "run")
     folder.write_config(run.config.table(), "run")
     assert folder.changed_from == [run.hash, fingerprint(other)]
@@ -236,7 +235,7 @@ def test_finished_evaluations_elsewhere_are_used(
 def begun(run: RunSpec, place: Path) -> Path:
     """A training that was stopped after its first epoch."""
     with pytest.raises(KeyboardInterrupt):
-        train(run.config, place, each_epoch=interrupt, progress=False)
+        train(run.config, place, on_epoch=interrupt, progress=False)
     return place
 
 
@@ -244,8 +243,8 @@ def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp
     run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
     mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
     begun(run, tmp_path / "other" / "older")
-    folder = RunFolder(begun(run, mine.run_folder(run)))
-    folder.state.replace(folder.previous)
+    folder = Run(begun(run, mine.run_folder(run)))
+    folder.state_path.replace(folder.previous_path)
     before = snapshot(folder.path)
     assert mine.unfinished(run) == folder.path
     assert mine.copy_into_workspace(run) == folder.path

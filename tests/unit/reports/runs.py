@@ -15,6 +15,7 @@ from atlas.attacks import FGSM, PGD, Attack, Model
 from atlas.evaluation import Report, evaluate
 from atlas.methods import Adv
 from atlas.models import build, source
+from atlas.runs import Run
 from atlas.threat import Linf
 from atlas.training import (
     Optimizer,
@@ -27,7 +28,6 @@ from atlas.training import (
     train,
 )
 from atlas.training.fit import fit
-from atlas.training.log import read_metrics
 
 NASTY = "<script>alert(1)</script>"
 """A run's name; the slash makes two folders of it, which are shown together where the last does not do."""
@@ -78,7 +78,7 @@ def evaluated(run: Path, attacks: Mapping[str, Attack] = ATTACKS, name: str = "q
 def collapse(run: Path) -> None:
     """Write a collapse into the metrics of the run's last epoch."""
     path = run / "metrics.jsonl"
-    records = read_metrics(path)  # without checksums, as older versions wrote them
+    records = Run(run).records  # without checksums, as older versions wrote them
     records[-1] |= {"collapse": True, "val_robust": 0.0}
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
 

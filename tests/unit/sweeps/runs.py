@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from atlas import presets
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.sweeps import Place, Sweep, space, work
 from atlas.sweeps.trial import Row
-from atlas.training import RunConfig
+from atlas.training import RunConfig, StopTraining
 
 PRESET = "demo-atlas-1"
 Curve = Callable[[RunConfig], Sequence[float]]
@@ -28,9 +28,9 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
     """
     trained: list[RunConfig] = []
 
-    def train(config: RunConfig, folder: Path, *, each_epoch: Any, **rest: Any) -> Any:
+    def train(config: RunConfig, folder: Path, *, on_epoch: Any, **rest: Any) -> Any:
         trained.append(config)
-        place = RunFolder(folder)
+        place = Run(folder)
         place.path.mkdir(parents=True, exist_ok=True)
         place.write_config(config.table(), "run")
         records: list[dict[str, Any]] = []
@@ -41,8 +41,11 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
             fell = bool(records) and robust < records[-1]["val_robust"] - 0.5
             record = {"kind": "epoch", "epoch": epoch, "val_robust": robust, "val_clean": 0.9}
             records.append({**record, "best": is_best, "collapse": fell})
-            place.metrics.write_text("".join(json.dumps(r) + "\n" for r in records))
-            each_epoch(records)
+            place.metrics_path.write_text("".join(json.dumps(r) + "\n" for r in records))
+            try:
+                on_epoch(records)
+            except StopTraining:
+                break
         best = max(r["val_robust"] for r in records)
         return SimpleNamespace(best_robust=best, model=None, epochs=records)
 

@@ -19,7 +19,7 @@ from atlas import checkpoint
 from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, ModelError, OutOfMemoryError, UsageError
 from atlas.methods import Atlas, Natural
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training import Schedule, Training, Validation, fit
 
 TRAINING = Training(
@@ -67,7 +67,7 @@ def test_it_trains(data: tuple[Tensor, Tensor], model: nn.Module) -> None:
 def test_batches_of_one_never_reach_batchnorm() -> None:
     """13 images in batches of 4 leave one over, of which there are no statistics."""
     trained(net(), *images(16))
-    with pytest.raises(DataError, match="one image is left to train on; wanted 2 or more"):
+    with pytest.raises(DataError, match="one image is left to train on; expected at least 2"):
         trained(net(), *images(4))
 
 
@@ -127,7 +127,7 @@ def test_no_images_or_one_are_refused() -> None:
 
 
 def test_what_is_no_module_or_has_no_values_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"the model is a function; wanted an nn\.Module"):
+    with pytest.raises(UsageError, match=r"model must be an nn\.Module with weights to train, got function"):
         trained(lambda x: x.flatten(1), *images())
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         trained(net().to("meta"), *images())
@@ -325,15 +325,15 @@ def test_a_state_of_another_version_is_left_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only what is damaged is put aside: the version that wrote it could still go on."""
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     monkeypatch.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
     for epoch in range(2):
         folder.save_state({"w": torch.ones(2)}, {"epoch": epoch})
     monkeypatch.undo()
     with pytest.raises(CheckpointError, match="use the version that wrote it"):
         folder.load_state()
-    assert folder.state.exists()
-    assert folder.previous.exists()
+    assert folder.state_path.exists()
+    assert folder.previous_path.exists()
 
 
 @contextmanager
@@ -351,12 +351,12 @@ def memory_limited_to(more: int) -> Iterator[None]:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
 @pytest.mark.parametrize("room", [0.5, 1.5], ids=["for no map of it", "for one of two"])
 def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, room: float) -> None:
-    folder = RunFolder(tmp_path)
+    folder = Run(tmp_path)
     for _ in range(2):
         folder.save_state({"w": torch.zeros(2**24)}, {})
     gc.collect()
     with (
-        memory_limited_to(int(room * folder.state.stat().st_size)),
+        memory_limited_to(int(room * folder.state_path.stat().st_size)),
         pytest.raises(CheckpointError, match=r"state\.safetensors cannot be read now"),
     ):
         folder.load_state()
@@ -385,7 +385,7 @@ def test_a_model_that_answers_alike_whatever_it_sees_is_told_of_once() -> None:
     model = net()
     with torch.no_grad():
         model[2].bias.fill_(-100)  # type: ignore[union-attr]  # no ReLU lets anything through
-    with pytest.warns(UserWarning, match="answers alike whatever it sees") as told:
+    with pytest.warns(UserWarning, match="gives the same answer to every image") as told:
         trained(model, *images())
     assert len(told) == 1
 

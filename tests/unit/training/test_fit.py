@@ -22,11 +22,10 @@ from atlas.attacks import FGSM, PGD
 from atlas.checkpoint import load_tensors, save_tensors
 from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
-from atlas.runs import RunFolder
-from atlas.training import Optimizer, Schedule, Training, Validation, fit, load_model
-from atlas.training.log import read_metrics, read_times
+from atlas.runs import Run
+from atlas.training import Optimizer, Schedule, StopTraining, Training, Validation, fit, load_model
+from atlas.training.schedule import Validated
 from atlas.training.trainer import Trainer
-from atlas.training.validated import Validated
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(
@@ -94,14 +93,13 @@ def test_epochs_lr_and_batch_size_are_keywords() -> None:
 
 
 def test_how_long_it_may_take_is_said_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
-    def leave(records: Any) -> None:
-        raise StopIteration(records)
+    def stop(records: Any) -> None:
+        raise StopTraining
 
     def first_epoch(**more: Any) -> tuple[str, Any]:
         model, training = nn.Sequential(nn.Dropout(0.5), *network()), Training(validation=SHORT.validation)
-        with pytest.raises(StopIteration) as left:
-            fit(model, task(), Adv(), threat=THREAT, training=training, each_epoch=leave, **more)
-        return " ".join(capsys.readouterr().err.split()), left.value.value
+        result = fit(model, task(), Adv(), threat=THREAT, training=training, on_epoch=stop, **more)
+        return " ".join(capsys.readouterr().err.split()), result.epochs
 
     told, shown = first_epoch()
     words = r"an epoch takes about \d+ s here\. Training ends after 10 epochs without gain.* 1/100 "
@@ -150,7 +148,7 @@ def interrupted(training: Training, folder: Path, after: int, model: nn.Module |
 
     def step(self: Trainer, batch: object) -> None:
         original(self, batch)  # type: ignore[arg-type]
-        if self.at.step == after:
+        if self.progress.step == after:
             self.requests.caught = 15
 
     original = Trainer.step
@@ -168,6 +166,60 @@ def interrupted(training: Training, folder: Path, after: int, model: nn.Module |
             )
 
 
+def test_callbacks_see_every_step_and_every_epoch() -> None:
+    steps: list[dict[str, Any]] = []
+    seen: list[int] = []
+    result = run(on_step=steps.append, on_epoch=lambda records: seen.append(len(records)))
+    assert seen == [1, 2, 3]
+    assert [record["step"] for record in steps] == list(range(1, 19))
+    assert {"epoch", "lr", "loss", "gradient", "train_adv", "seconds"} <= steps[0].keys()
+    assert steps[-1]["lr"] == result.epochs[-1]["lr"]
+    losses = [record["loss"] for record in steps if record["epoch"] == 0]
+    assert sum(losses) / 6 == pytest.approx(result.epochs[0]["loss"]), (
+        "the mean over an epoch of equal batches"
+    )
+    assert result.epochs == run().epochs, "watching changes nothing"
+
+
+@pytest.mark.parametrize(("when", "after"), [("on_step", 8), ("on_step", 3), ("on_epoch", 2)])
+def test_a_callback_stops_training_and_the_run_resumes(tmp_path: Path, when: str, after: int) -> None:
+    calls = []
+
+    def stop(record: Any) -> None:
+        calls.append(record)
+        if len(calls) == after:
+            raise StopTraining("enough")
+
+    first = run(folder=tmp_path, **{when: stop})
+    assert (first.ended, len(calls)) == ("enough", after)
+    assert len(first.epochs) == {8: 1, 3: 0, 2: 2}[after]
+    assert Run.open(tmp_path).state == "unfinished"
+    if first.epochs:
+        best = load_file(tmp_path / "best.safetensors")
+        assert all(torch.equal(best[k], v) for k, v in first.model.state_dict().items())
+    again = run(folder=tmp_path)
+    assert again.epochs == run().epochs
+    assert Run.open(tmp_path).state == "finished"
+
+
+def test_a_run_is_read_from_its_folder(tmp_path: Path) -> None:
+    result = run(folder=tmp_path)
+    found = Run.open(tmp_path)
+    assert found.epochs == result.epochs
+    assert found.best == result.epochs[result.best_epoch]
+    assert found.seconds == pytest.approx(result.seconds, abs=0.01)
+    assert found.config["method"]["name"] == "adv"
+    assert found.collapses == [r["epoch"] for r in result.epochs if r["collapse"]]
+    x, _ = task()
+    assert torch.equal(found.model(network(1), "cpu")(x), result.model(x))
+    (tmp_path / "evaluations/quick").mkdir(parents=True)
+    (tmp_path / "evaluations/quick/config.json").write_text("{}")
+    assert found.evaluations() == [tmp_path / "evaluations/quick"]
+    assert Run(tmp_path / "none").state == "not begun"
+    with pytest.raises(CheckpointError, match="is not the folder of a run"):
+        Run.open(tmp_path / "none")
+
+
 def test_the_average_of_weights_is_what_is_evaluated(tmp_path: Path) -> None:
     averaged = Training(**{**vars(SHORT), "ema": 0.9})
     result = run(training=averaged, folder=tmp_path)
@@ -180,7 +232,7 @@ def test_the_average_of_weights_is_what_is_evaluated(tmp_path: Path) -> None:
 
 def test_metrics_and_events_are_written(tmp_path: Path) -> None:
     result = run(Atlas(alpha=1e-3, beta=0.5), folder=tmp_path)
-    records = read_metrics(tmp_path / "metrics.jsonl")
+    records = Run(tmp_path).records
     assert [r for r in records if r["kind"] == "epoch"] == result.epochs
     assert {"loss", "ce", "jac", "kl", "gradient", "train_adv", "jacobian"} <= set(result.epochs[0])
     assert any(r["kind"] == "probe" for r in records)
@@ -273,7 +325,7 @@ def collapsing(monkeypatch: pytest.MonkeyPatch, accuracies: list[float]) -> None
 
     def validate(self: Trainer) -> Validated:
         robust = next(story)
-        self.at.jacobian = 10 / robust**2
+        self.progress.jacobian = 10 / robust**2
         return Validated([0, 1], [500, 500], [500, 500], [round(500 * robust)] * 2)
 
     monkeypatch.setattr(Trainer, "validate", validate)
@@ -311,11 +363,11 @@ def test_rollback_returns_to_the_best_weights_twice_and_then_stops(
     weights, alphas, rates = [], [], []
     epoch = Trainer.train_epoch
 
-    def spy(self: Trainer, after_step: object = None) -> None:
-        weights.append({k: v.clone() for k, v in self.learner.model.state_dict().items()})
+    def spy(self: Trainer, *callbacks: Any) -> None:
+        weights.append({k: v.clone() for k, v in self.state.model.state_dict().items()})
         alphas.append(self.method.alpha)  # type: ignore[attr-defined]
         rates.append(self.lr)
-        epoch(self)
+        epoch(self, *callbacks)
 
     monkeypatch.setattr(Trainer, "train_epoch", spy)
     result = run(Atlas(alpha=1e-3, beta=0.1), training=with_action("rollback"), folder=tmp_path)
@@ -411,7 +463,7 @@ def test_another_threat_or_validation_attack_starts_the_choice_of_the_best_epoch
 
     first = trained(weak, 3)
     if not known:
-        state = RunFolder(tmp_path).state
+        state = Run(tmp_path).state_path
         tensors, about = load_tensors(state)
         del about["validated_with"]
         save_tensors(state, tensors, about)
@@ -518,7 +570,7 @@ def test_the_model_that_a_run_has_trained_is_taken_again(tmp_path: Path) -> None
 def test_a_state_that_does_not_describe_its_model_is_resumed(tmp_path: Path) -> None:
     """As those of older versions."""
     interrupted(SHORT, tmp_path, after=5)
-    state = RunFolder(tmp_path).state
+    state = Run(tmp_path).state_path
     tensors, about = load_tensors(state)
     del about["model"], about["run"]
     save_tensors(state, tensors, about)
@@ -593,17 +645,17 @@ def test_a_torn_line_of_times_is_no_hindrance(tmp_path: Path) -> None:
     with (tmp_path / "timing.jsonl").open("a") as file:
         file.write('{"at": 17')
     assert run(folder=tmp_path).epochs == run().epochs
-    events = [line["event"] for line in read_times(tmp_path / "timing.jsonl")]
+    events = [line["event"] for line in Run(tmp_path).times]
     assert events == ["epoch", "interrupted", *["epoch", "epoch done"] * 3], "only the torn line is lost"
 
 
 def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -> None:
     interrupted(SHORT, tmp_path, after=8)
-    place = RunFolder(tmp_path)
-    place.state.write_bytes(place.state.read_bytes()[:-10])
+    place = Run(tmp_path)
+    place.state_path.write_bytes(place.state_path.read_bytes()[:-10])
     assert place.load_state() is not None
     place.save_state({"x": torch.zeros(1)}, {})
-    assert load_tensors(place.previous)
+    assert load_tensors(place.previous_path)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from torch import nn
 
 import atlas
 from atlas.errors import CheckpointError, DiskError
-from atlas.runs import RunFolder
+from atlas.runs import Run
 from atlas.training import Schedule, Training, Validation, fit
-from atlas.training.log import Log, read_metrics, read_seconds
+from atlas.training.log import Log
 
 TRAINING = Training(
     batch_size=4,
@@ -37,10 +37,10 @@ def trained(folder: Path) -> Any:
 def test_a_changed_number_in_the_metrics_is_refused(tmp_path: Path) -> None:
     trained(tmp_path)
     path = tmp_path / "metrics.jsonl"
-    assert read_metrics(path)[-1].keys() >= {"val_clean", "val_robust"}
+    assert Run(tmp_path).records[-1].keys() >= {"val_clean", "val_robust"}
     path.write_text(path.read_text().replace('"lr": 0', '"lr": 1', 1))
     with pytest.raises(CheckpointError, match=r"metrics\.jsonl is damaged in line \d+: its checksum"):
-        read_metrics(path)
+        _ = Run(tmp_path).records
     with pytest.raises(CheckpointError, match="its checksum does not match"):
         trained(tmp_path)
 
@@ -49,10 +49,10 @@ def test_metrics_of_older_versions_are_read_and_impossible_ones_refused(tmp_path
     path = tmp_path / "metrics.jsonl"
     record = {"kind": "epoch", "epoch": 0, "step": 4, "val_clean": 0.5, "val_robust": 0.25}
     path.write_text(json.dumps(record) + "\n" + '{"kind": "ep')
-    assert read_metrics(path) == [record]
+    assert Run(tmp_path).records == [record]
     path.write_text(json.dumps(record | {"val_clean": 1.1}) + "\n")
     with pytest.raises(CheckpointError, match=r"val_clean must be between 0 and 1, got 1\.1"):
-        read_metrics(path)
+        _ = Run(tmp_path).records
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe{", b"[1]\n", b'{"seconds": "long"}\n', b'{"seconds": NaN}\n'])
@@ -60,7 +60,7 @@ def test_damaged_times_stop_nothing(tmp_path: Path, content: bytes) -> None:
     trained(tmp_path)
     timing = tmp_path / "timing.jsonl"
     timing.write_bytes(timing.read_bytes() + content)
-    before = read_seconds(timing)
+    before = Run(tmp_path).seconds
     assert before > 0
     again = trained(tmp_path)
     assert again.seconds == before
@@ -73,7 +73,7 @@ def test_metrics_that_cannot_be_synced_are_named(tmp_path: Path, monkeypatch: py
     def fail(descriptor: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    log = Log(RunFolder(tmp_path))
+    log = Log(Run(tmp_path))
     log.open(0, 0)
     log.add({"kind": "probe", "epoch": 0, "step": 1, "jacobian": 1.0})
     monkeypatch.setattr("os.fsync", fail)

@@ -22,7 +22,7 @@ from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
 from atlas.training.precision import Precision, fastest, lowered, lowered_model, puts_channels_last
 from atlas.training.settings import REGISTRIES
-from atlas.training.train_state import TrainState
+from atlas.training.trainer import TrainState
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(

@@ -21,10 +21,8 @@ from atlas.errors import Interrupted, UsageError
 from atlas.methods import METHODS, Adv, Method, Natural, Terms
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
-from atlas.signals import Requests, caught_signals
+from atlas.signals import caught_signals
 from atlas.training import Optimizer, ProcessGroup, Schedule, Training, Validation, fit
-from atlas.training.display import Display
-from atlas.training.log import Log
 from atlas.training.trainer import Trainer
 from tests.faults import ranks as real
 
@@ -67,7 +65,7 @@ def test_batches_too_small_to_share_are_refused_before_anything_is_written(tmp_p
             threat=THREAT,
             training=TRAINING,
             folder=tmp_path / "run",
-            ranks=TorchProcessGroup(0, 7),
+            group=TorchProcessGroup(0, 7),
         )
     assert not list(tmp_path.iterdir())
 
@@ -151,10 +149,7 @@ CASES: dict[str, tuple[Method, Callable[[], nn.Module]]] = {
 
 
 def trainer(model: nn.Module, method: Method, ranks: ProcessGroup, training: Training = TRAINING) -> Trainer:
-    display = Display("", 1, shown=False)
-    return Trainer(
-        model, images(), images(9), method, THREAT, training, Log(None), display, Requests(), ranks
-    )
+    return Trainer(model, images(), images(9), method, THREAT, training, group=ranks)
 
 
 def batch() -> Batch:
@@ -166,8 +161,8 @@ def tensors_after_a_step(model: nn.Module, method: Method, ranks: ProcessGroup) 
     it = trainer(model.double(), method, ranks)
     it.step(batch())
     gradients = {f"gradient {k}": p.grad for k, p in model.named_parameters() if p.grad is not None}
-    numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in it.at.means().items()}
-    return gradients | dict(model.state_dict()) | numbers | {"jacobian": torch.tensor(it.at.jacobian)}
+    numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in it.progress.means().items()}
+    return gradients | dict(model.state_dict()) | numbers | {"jacobian": torch.tensor(it.progress.jacobian)}
 
 
 def write_steps(ranks: ProcessGroup, folder: Path) -> None:
@@ -254,7 +249,7 @@ def seen_in_an_epoch(ranks: ProcessGroup) -> list[dict[str, Tensor]]:
     method = Spy()
     object.__setattr__(method, "seen", [])
     training = Training(batch_size=10, augment="pad-crop-flip", schedule=FLAT)
-    trainer(plain(), method, ranks, training).train_epoch()
+    trainer(plain(), method, ranks, training).train_epoch(lambda record: None, lambda: None)
     return method.seen
 
 
@@ -339,7 +334,7 @@ def test_a_signal_that_comes_while_ranks_agree_is_not_lost() -> None:
     with caught_signals() as requests:
         it = trainer(plain(), Adv(), Late())
         it.requests = requests
-        it.check_requests()
+        it.check_requests(requests.caught)
         assert requests.caught == 15
         with pytest.raises(Interrupted):
             requests.check()
@@ -362,7 +357,7 @@ def mini() -> Images:
 def mini_run(ranks: ProcessGroup, seed: int = 0) -> atlas.training.Result:
     training = Training(**{**vars(MINI), "seed": seed})
     model = models.build("cnn-small", seed=seed + ranks.rank)  # the first rank's counts
-    return fit(model, mini(), Adv(), threat=atlas.Linf(0.1), training=training, progress=False, ranks=ranks)
+    return fit(model, mini(), Adv(), threat=atlas.Linf(0.1), training=training, progress=False, group=ranks)
 
 
 def write_run(ranks: ProcessGroup, folder: Path) -> None:

@@ -16,7 +16,7 @@ from atlas.threat import Linf
 from atlas.training import Optimizer, Schedule, Training, Validation
 from atlas.training.checkpointer import Result
 from atlas.training.fit import fit
-from atlas.training.validated import Validated
+from atlas.training.schedule import Validated
 
 
 def test_accuracies_of_classes() -> None:

@@ -11,8 +11,8 @@ from atlas.training.schedule import FALL, JUMP, CollapseDetector
 
 def said(*epochs: tuple[float, float]) -> list[bool]:
     """Whether each (robust accuracy, Jacobian) was announced as a collapse; 5,000 images, 90% clean."""
-    watch = CollapseDetector()
-    return [watch.look(i, robust, 0.9, jac, 5000) is not None for i, (robust, jac) in enumerate(epochs)]
+    detector = CollapseDetector()
+    return [detector.check(i, robust, 0.9, jac, 5000) is not None for i, (robust, jac) in enumerate(epochs)]
 
 
 def test_the_rule_is_the_issues() -> None:
@@ -40,9 +40,9 @@ def test_a_fall_and_a_jump_together(robust: float, jacobian: float, collapse: bo
 
 
 def test_the_words_carry_the_numbers() -> None:
-    watch = CollapseDetector()
-    watch.look(0, 0.8, 0.9, 10.0, 5000)
-    words = watch.look(1, 0.25, 0.91, 375.0, 5000)
+    detector = CollapseDetector()
+    detector.check(0, 0.8, 0.9, 10.0, 5000)
+    words = detector.check(1, 0.25, 0.91, 375.0, 5000)
     assert words is not None
     for part in ("catastrophic overfitting", "epoch 2", "80.0%", "25.0%", "10", "375", "91.0%"):
         assert part in words
@@ -78,9 +78,9 @@ def test_the_first_epoch_is_never_a_collapse() -> None:
 @pytest.mark.parametrize(("n", "collapse"), [(30, False), (5000, True)])
 def test_a_fall_within_chance_is_none(n: int, collapse: bool) -> None:
     """20 points of 30 images are 1.6 standard errors."""
-    watch = CollapseDetector()
-    watch.look(0, 0.6, 0.9, 10.0, n)
-    assert (watch.look(1, 0.4, 0.9, 50.0, n) is not None) is collapse
+    detector = CollapseDetector()
+    detector.check(0, 0.6, 0.9, 10.0, n)
+    assert (detector.check(1, 0.4, 0.9, 50.0, n) is not None) is collapse
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,6 @@ def test_a_fall_within_chance_is_none(n: int, collapse: bool) -> None:
 )
 def test_a_model_that_got_worse_at_everything_has_not_collapsed(clean: float, collapse: bool) -> None:
     """Robust accuracy falls by 40 points, clean accuracy from 90%."""
-    watch = CollapseDetector()
-    watch.look(0, 0.8, 0.9, 10.0, 5000)
-    assert (watch.look(1, 0.4, clean, 50.0, 5000) is not None) is collapse
+    detector = CollapseDetector()
+    detector.check(0, 0.8, 0.9, 10.0, 5000)
+    assert (detector.check(1, 0.4, clean, 50.0, 5000) is not None) is collapse
