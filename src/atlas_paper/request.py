@@ -17,8 +17,8 @@ from atlas import presets
 from atlas.attacks.model_variants import DTYPES
 from atlas.config import fingerprint, overridden
 from atlas.errors import UsageError, choose
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE
 from atlas.files import write_atomic
-from atlas.reports.comparison import CLEAN, WORST
 from atlas.training import RunConfig
 from atlas.training.precision import Precision
 from atlas.training.settings import REGISTRIES
@@ -34,7 +34,7 @@ SURROGATE, SURROGATE_SEED = "natural", 99
 """The black box attack's surrogate is a model of the same network, trained without an adversary from another
 seed than any row: the paper does not say which it takes."""
 MOST_SEEDS = 10
-DERIVED = (CLEAN, WORST, TIME)
+DERIVED = (ON_CLEAN, WORST_CASE, TIME)
 """Columns that are not attacks."""
 SMOKE_CLASSES = {"cifar10": 10, "cifar100": 100}
 SMOKE_SIDE, SMOKE_TRAIN, SMOKE_TEST, SMOKE_USED = 8, 300, 40, 10

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import Paired, paired
-from atlas.evaluation.flags import Flag, Record, after
-from atlas.evaluation.score import wilson
+from atlas.evaluation.flags import Flag, after
+from atlas.evaluation.results import COLUMNS, AttackResult
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE, wilson
 from atlas.reports.collect import origin
-from atlas.reports.comparison import CLEAN, WORST
 from atlas.reports.tables import Cell, Table
 from atlas_paper import paper
 from atlas_paper.artefact import Row
@@ -187,12 +187,12 @@ class SeedResult:
 
         None where the column is not finished. The worst case is taken over the images that all have seen.
         """
-        labels = {CLEAN: (self.largest,), WORST: self.worst_of}.get(column, (column,))
+        labels = {ON_CLEAN: (self.largest,), WORST_CASE: self.worst_of}.get(column, (column,))
         reports = [self.reports[label] for label in labels if label in self.reports]
         if not reports:
             return None
         ids = _shared_ids(reports)
-        clean = column == CLEAN
+        clean = column == ON_CLEAN
         parts = [(r.clean_right if clean else r.robust)[_positions(r.ids, ids)] for r in reports]
         right = reduce(torch.logical_and, parts)
         found = reports[0].clean.reasons if clean else [reason for r in reports for reason in r.reasons]
@@ -216,7 +216,7 @@ class SeedResult:
     @property
     def at_chance(self) -> bool:
         """Whether clean accuracy could be that of always predicting the most frequent class."""
-        clean = self.right(CLEAN)
+        clean = self.right(ON_CLEAN)
         if clean is None:
             return False
         report = self.reports[self.largest]
@@ -234,16 +234,18 @@ def _positions(ids: Tensor, wanted: Tensor) -> Tensor:
     return found[ids[found].argsort()]
 
 
-def _records(report: Report, ids: Tensor) -> list[Record]:
+def _on(report: Report, ids: Tensor) -> list[AttackResult]:
     """What each attack of the report did to the images `ids`, by ascending id."""
-    at, names = _positions(report.ids, ids), ("tried", "attempt", "step", "broken")
-    records = [result.record() for result in report.results.values()]
-    return [replace(r, **{name: getattr(r, name)[at] for name in names}) for r in records]
+    at = _positions(report.ids, ids)
+    return [
+        replace(result, **{name: getattr(result, name)[at] for name in COLUMNS})
+        for result in report.results.values()
+    ]
 
 
 def _own_flags(report: Report) -> list[Flag]:
     """Those of the model's probes, and the fatal ones: the others are derived from all columns together."""
-    seen = after(_records(report, report.ids))
+    seen = after(_on(report, report.ids))
     return [flag for flag in report.flags if flag.fatal or flag not in seen]
 
 
@@ -252,7 +254,7 @@ def _flags_of(reports: Sequence[Report]) -> list[Flag]:
     if not reports:
         return []
     ids = _shared_ids(reports)
-    return after([record for report in reports for record in _records(report, ids)])
+    return after([result for report in reports for result in _on(report, ids)])
 
 
 @dataclass(frozen=True)
@@ -311,9 +313,9 @@ class Results:
     def _about(self, row: Row, one: SeedResult, column: str) -> dict[str, Any]:
         """The run and the evaluation behind a score."""
         about = one.status.record()
-        if column == WORST:
+        if column == WORST_CASE:
             return {**about, "worst_of": list(one.worst_of)}
-        label = one.largest if column == CLEAN else column
+        label = one.largest if column == ON_CLEAN else column
         report, dtype = one.reports[label], self.request.attack_dtype
         (options,) = (each.options for each in self.request.columns(row) if each.label == label)
         precision = f" --attack-dtype {dtype}" if dtype != "float32" else ""

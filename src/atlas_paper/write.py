@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from atlas.evaluation.flags import MEANINGS
+from atlas.evaluation.score import WORST_CASE
 from atlas.files import write_atomic
 from atlas.reports import plots
-from atlas.reports.comparison import WORST
 from atlas.reports.tables import Cell, Table
 from atlas_paper.artefact import STRONG, SUITES, Row
 from atlas_paper.paper import TIME
@@ -174,7 +174,7 @@ def notes(results: Results) -> Iterator[str]:
     else:
         ours = "of one seed, with Wilson's 95% interval"
     worst = ""
-    if any(WORST in cells and cells[WORST].ours is not None for cells in results.cells.values()):
+    if any(WORST_CASE in cells and cells[WORST_CASE].ours is not None for cells in results.cells.values()):
         worst = f" The worst case is taken image by image over {_worst_of(results)}."
     yield f"Accuracy in %; ours is {ours}, each model at its best validation epoch.{worst}"
     if TIME in filled_columns(results):
@@ -242,7 +242,7 @@ class PairedTests:
     def __call__(self, results: Results) -> Table | None:
         names = {row.key: _marked_name(results, row) for row in results.rows}
         lines: list[TableRow] = []
-        for column in (c for c in (*STRONG, WORST) if c in results.request.artefact.columns):
+        for column in (c for c in (*STRONG, WORST_CASE) if c in results.request.artefact.columns):
             for other in (key for key in self.others if key in names and self.one in names):
                 lines += _paired_lines(results, self.one, other, names[other], column)
         if not lines:

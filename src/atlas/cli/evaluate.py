@@ -26,6 +26,7 @@ from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.evaluation_folder import load_report
 from atlas.evaluation.plan import chosen_images, planned
+from atlas.evaluation.score import WORST_CASE
 from atlas.models.normalize import STANDARDS, Normalization
 from atlas.signals import leave_with_parent
 from atlas.threat import THREATS, Linf, Threat
@@ -204,7 +205,7 @@ def _print(report: Report, as_json: bool) -> None:
     )
     for row in report.lines():
         invalid = row[1].startswith(("invalid", "at most"))
-        style = "bold" if row[0] == "worst case" else "red" if invalid else None
+        style = "bold" if row[0] == WORST_CASE else "red" if invalid else None
         table.add_row(*row, style=style)
     console.print(table)
     styles = {"INVALID": "bold red", "WARNING": "bold red"}
@@ -230,7 +231,7 @@ def compare(
     for label, (a, b, pair) in compared(*reports).items():
         low, high = pair.interval
         difference = f"{100 * pair.difference:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]"
-        style = "bold" if label == "worst case" else None
+        style = "bold" if label == WORST_CASE else None
         table.add_row(label, f"{a.rate:.1%}", f"{b.rate:.1%}", difference, f"{pair.p_value:.2g}", style=style)
     console.print(table)
 

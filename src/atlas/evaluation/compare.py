@@ -11,7 +11,7 @@ from torch import Tensor
 from atlas.data.images import describe
 from atlas.errors import UsageError
 from atlas.evaluation.results import Report
-from atlas.evaluation.score import Z_95, Score
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE, Z_95, Score
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
             )
     tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]
     same = [label for label, table in tables[0].items() if tables[1].get(label) == table]
-    pairs = {"clean": (a.clean_right, b.clean_right)}
-    # In a chain, what an attack leaves depends on those before it.
+    pairs = {ON_CLEAN: (a.clean_right, b.clean_right)}
+    # In a cascade, what an attack leaves depends on those before it.
     if not a.about["standing"] or list(tables[0].items()) == list(tables[1].items()):
         pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
     if tables[0] == tables[1]:
-        pairs |= {"worst case": (a.robust, b.robust)}
+        pairs |= {WORST_CASE: (a.robust, b.robust)}
     return {k: (_score(one), _score(other), paired(one, other)) for k, (one, other) in pairs.items()}
 
 

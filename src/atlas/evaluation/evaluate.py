@@ -25,6 +25,7 @@ from atlas.evaluation.plan import Plan, attack_table, chosen_images, fingerprint
 from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.run_attack import AttackedModel, AttackProgress, finish, interruptible
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE
 from atlas.evaluation.shards import Shard
 from atlas.files import locked
 from atlas.models.code import user_code
@@ -150,7 +151,7 @@ class Evaluation:
         labels = list(self.plan.attacks)
         if len(set(files)) < len(files):
             raise UsageError(f"labels {labels} would share files: they must differ in letters or digits")
-        if taken := {"clean", "worst case"} & set(labels):
+        if taken := {ON_CLEAN, WORST_CASE} & set(labels):
             raise UsageError(f"{sorted(taken)} are rows of every table: choose other labels")
         for label, attack in self.plan.attacks.items():
             if not isinstance(attack, Attack):
@@ -229,7 +230,7 @@ class _Work:
         if shard is None:
             flags += self.changes
             flags += before(plan.attacks, plan.threat)
-            flags += after([result.record() for result in results.values()])
+            flags += after(list(results.values()))
         where = (images.class_names, self.place.path if self.place else None)
         report = Report(task.about, images.ids, images.y, right, results, flags, self.seconds, *where)
         if report.valid and shard is None:

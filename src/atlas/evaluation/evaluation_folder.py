@@ -37,6 +37,7 @@ from atlas.data.readers import add_npz_note, npz_note, read_npz
 from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 from atlas.evaluation.flags import Flag
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, spent
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE
 from atlas.files import part_of, require_empty_dir, write_atomic
 
 T = TypeVar("T")
@@ -440,7 +441,7 @@ def _check_attacks(path: Path, report: Report) -> None:
 def _check_summary(path: Path, summary: dict[str, Any], report: Report) -> None:
     """Its counts have to follow from the verdicts."""
     counts = {label: int(report.right_under(label).sum()) for label in report.results}
-    counts |= {"clean": int(report.clean_right.sum()), "worst case": int(report.robust.sum())}
+    counts |= {ON_CLEAN: int(report.clean_right.sum()), WORST_CASE: int(report.robust.sum())}
     for label, score in summary["accuracy"].items():
         told = {key: score[key] for key in ("right", "n") if key in score}
         if told and told != {"right": counts[label], "n": report.n}:

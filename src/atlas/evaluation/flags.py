@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from atlas.attacks import Attack
-from atlas.attacks.attack_log import SURVIVED
 from atlas.evaluation.score import Score
 from atlas.threat import Threat, eps_text
+
+if TYPE_CHECKING:
+    from atlas.evaluation.results import AttackResult
 
 MEANINGS = {
     "probabilities": "attacks need logits: a softmax rounds small gradients to 0, so robust accuracy can be "
@@ -65,12 +68,8 @@ LEAST_IMAGES = 2
 """One image can fall to chance: a random start, or a rounding error next to the boundary."""
 LEAST_SHARE = 0.01
 """What a referee would call a difference: a point of accuracy."""
-LAST_PART = 0.25
-"""Of the steps or attempts. A search that has converged finds next to nothing there."""
 MOST_CLASSES = 5
 """Classes that a message names."""
-FEWEST_STEPS = 8
-"""Below that a quarter of the steps is one step, and says nothing of convergence."""
 LEAD_SHARE, LEAD_PART = 0.1, 0.5
 """An attack is far ahead if it alone fools this share of all images, and this part of what the rest left."""
 RIVAL_BUDGET = 0.25
@@ -109,45 +108,10 @@ def raised(name: str, evidence: str, *, fatal: bool = False) -> Flag:
     return Flag(name, fatal, f"{evidence}: {MEANINGS[name]}")
 
 
-@dataclass(frozen=True)
-class Record:
-    """What one attack did to each of the N examples of an evaluation; tensors are [N], on the CPU."""
-
-    name: str
-    white_box: bool
-    steps: int
-    attempts: int
-    tried: Tensor
-    """Which examples it was run on: an attack that comes later may be given only those that are left."""
-    attempt: Tensor
-    """Which attempt fooled it, from 0; else below 0."""
-    step: Tensor
-    """At which step of that attempt, from 0."""
-    broken: Tensor
-    """Where the model gave NaN or infinity."""
-
-    @property
-    def fooled(self) -> Tensor:
-        """Right until this attack, bool [N]."""
-        return self.attempt >= 0
-
-    @property
-    def survived(self) -> Tensor:
-        """Right under every attempt of this attack, bool [N]."""
-        return self.attempt == SURVIVED
-
-    @property
-    def late(self) -> Tensor:
-        """Fooled by the last quarter of the attempts, or in the last quarter of the steps of the only one."""
-        if self.attempts > 1:
-            return self.fooled & (self.attempt >= self.attempts - max(1, int(LAST_PART * self.attempts)))
-        return self.fooled & (self.step > (1 - LAST_PART) * self.steps) & (self.steps >= FEWEST_STEPS)
-
-
-def after(records: Sequence[Record]) -> list[Flag]:
+def after(results: Sequence[AttackResult]) -> list[Flag]:
     """The flags that the outcomes of all attacks of an evaluation raise."""
     checks = (_non_finite, _queries_only, _black_box_stronger, _far_ahead, _one_step, _still_gaining)
-    return [flag for check in checks for flag in check(records)] if records else []
+    return [flag for check in checks for flag in check(results)] if results else []
 
 
 def before(attacks: Mapping[str, Attack], threat: Threat) -> list[Flag]:
@@ -184,89 +148,88 @@ def noticeable(count: int, n: int) -> bool:
     return count >= max(LEAST_IMAGES, LEAST_SHARE * n)
 
 
-def _fooled(records: Sequence[Record]) -> Tensor:
+def _fooled(results: Sequence[AttackResult]) -> Tensor:
     """Fooled by any of them."""
-    return reduce(torch.logical_or, [record.fooled for record in records])
+    return reduce(torch.logical_or, [result.fooled for result in results])
 
 
-def _non_finite(records: Sequence[Record]) -> list[Flag]:
-    broken = {r.name: int(r.broken.sum()) for r in records if r.broken.any()}
+def _non_finite(results: Sequence[AttackResult]) -> list[Flag]:
+    broken = {r.label: int(r.broken.sum()) for r in results if r.broken.any()}
     if not broken:
         return []
-    n = len(records[0].tried)
+    n = len(results[0].tried)
     counts = ", ".join(f"{count} of {n} images under {name}" for name, count in broken.items())
     return [raised("non-finite", f"NaN or infinity found for {counts}", fatal=True)]
 
 
-def _black_box_stronger(records: Sequence[Record]) -> list[Flag]:
-    white = [r for r in records if r.white_box]
+def _black_box_stronger(results: Sequence[AttackResult]) -> list[Flag]:
+    white = [r for r in results if r.white_box]
     if not white:
         return []
     seen = reduce(torch.logical_or, [r.tried for r in white])
     left = seen & ~_fooled(white)
     flags = []
-    for record in records:
-        more, n = int((record.fooled & left).sum()), len(left)
-        if not record.white_box and noticeable(more, n):
-            text = f"{record.name} fools {more} of {n} images that every white-box attack left"
+    for result in results:
+        more, n = int((result.fooled & left).sum()), len(left)
+        if not result.white_box and noticeable(more, n):
+            text = f"{result.label} fools {more} of {n} images that every white-box attack left"
             flags.append(raised("black-box-stronger", text))
     return flags
 
 
-def _queries_only(records: Sequence[Record]) -> list[Flag]:
-    if any(r.white_box for r in records):
+def _queries_only(results: Sequence[AttackResult]) -> list[Flag]:
+    if any(r.white_box for r in results):
         return []
-    names = ", ".join(r.name for r in records)
+    names = ", ".join(r.label for r in results)
     evidence = f"no white-box attack was run; the worst case is by queries only ({names})"
     return [raised("queries-only", evidence)]
 
 
-def _far_ahead(records: Sequence[Record]) -> list[Flag]:
+def _far_ahead(results: Sequence[AttackResult]) -> list[Flag]:
     flags = []
-    for record in (r for r in records if r.white_box):
-        least = RIVAL_BUDGET * record.steps * record.attempts
-        rivals = [r for r in records if r.white_box and r is not record and r.steps * r.attempts >= least]
+    for result in (r for r in results if r.white_box):
+        least = RIVAL_BUDGET * result.steps * result.attempts
+        rivals = [r for r in results if r.white_box and r is not result and r.steps * r.attempts >= least]
         if not rivals:
             continue
         left = reduce(torch.logical_and, [r.survived for r in rivals])
-        alone, n = int((record.fooled & left).sum()), len(left)
+        alone, n = int((result.fooled & left).sum()), len(left)
         if alone >= max(LEAST_IMAGES, LEAD_SHARE * n, LEAD_PART * int(left.sum())):
-            names = " and ".join(r.name for r in rivals)
-            text = (
-                f"of {n} images, {record.name} alone fools {alone} of the {int(left.sum())} that {names} left"
-            )
+            names = " and ".join(r.label for r in rivals)
+            count = f"{alone} of the {int(left.sum())}"
+            text = f"of {n} images, {result.label} alone fools {count} that {names} left"
             flags.append(raised("far-ahead", text))
     return flags
 
 
-def _one_step(records: Sequence[Record]) -> list[Flag]:
-    white = [r for r in records if r.white_box]
+def _one_step(results: Sequence[AttackResult]) -> list[Flag]:
+    white = [r for r in results if r.white_box]
     many = [r for r in white if r.steps > 1]
     flags = []
     for one in (r for r in white if r.steps == 1 and many):
         pairs = [(int((one.fooled & m.tried).sum()), int((m.fooled & one.tried).sum()), m) for m in many]
         fooled, best, rival = min(pairs, key=lambda pair: pair[0] - pair[1])
         if noticeable(fooled - best, len(one.tried)):
-            text = f"{one.name} fools {fooled} of {len(one.tried)} images in one step, {rival.name} {best}"
+            text = f"{one.label} fools {fooled} of {len(one.tried)} images in one step, {rival.label} {best}"
             flags.append(raised("one-step", text))
     return flags
 
 
-def _still_gaining(records: Sequence[Record]) -> list[Flag]:
+def _still_gaining(results: Sequence[AttackResult]) -> list[Flag]:
     """Late successes count where no other attack had its success early.
 
     In a cascade, a later attack of the same kind continued on what this one left.
     """
     flags = []
-    for k, record in enumerate(records):
-        later = [r for r in records[k + 1 :] if r.white_box == record.white_box]
-        if record.fooled.any() and any(not (r.tried & record.fooled).any() for r in later):
+    for k, result in enumerate(results):
+        later = [r for r in results[k + 1 :] if r.white_box == result.white_box]
+        if result.fooled.any() and any(not (r.tried & result.fooled).any() for r in later):
             continue
-        others = [r for r in records if r is not record]
-        early = reduce(torch.logical_or, [r.fooled & ~r.late for r in others], torch.zeros_like(record.tried))
-        late, n = int((record.late & ~early).sum()), len(record.tried)
+        others = [r for r in results if r is not result]
+        early = reduce(torch.logical_or, [r.fooled & ~r.late for r in others], torch.zeros_like(result.tried))
+        late, n = int((result.late & ~early).sum()), len(result.tried)
         if noticeable(late, n):
-            of = f"{record.attempts} attempts" if record.attempts > 1 else f"{record.steps} steps"
-            text = f"{record.name} fools {late} of {n} images only in the last quarter of its {of}"
+            of = f"{result.attempts} attempts" if result.attempts > 1 else f"{result.steps} steps"
+            text = f"{result.label} fools {late} of {n} images only in the last quarter of its {of}"
             flags.append(raised("still-gaining", text))
     return flags

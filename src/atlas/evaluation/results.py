@@ -13,14 +13,18 @@ from torch import Tensor
 from atlas.attacks import Attack
 from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.errors import choose
-from atlas.evaluation.flags import Flag, Record
-from atlas.evaluation.score import SPOIL_ANSWERS, Score
+from atlas.evaluation.flags import Flag
+from atlas.evaluation.score import ON_CLEAN, SPOIL_ANSWERS, WORST_CASE, Score
 from atlas.threat import eps_text
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
 COLUMNS = ("attempt", "step", "margin", "queries")
 """What is kept of each attack for each example."""
+LAST_PART = 0.25
+"""Of the steps or attempts. A search that has converged finds next to nothing there."""
+FEWEST_STEPS = 8
+"""Below that a quarter of the steps is one step, and says nothing of convergence."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,23 @@ class AttackResult:
         """Fooled by this attack, bool [N]."""
         return self.attempt >= 0
 
+    @property
+    def tried(self) -> Tensor:
+        """Which examples it was run on, bool [N]: an attack of a cascade gets only those that are left."""
+        return self.attempt != SKIPPED
+
+    @property
+    def broken(self) -> Tensor:
+        """Where the model gave NaN or infinity, bool [N]."""
+        return self.attempt == BROKEN
+
+    @property
+    def late(self) -> Tensor:
+        """Fooled by the last quarter of the attempts, or in the last quarter of the steps of the only one."""
+        if self.attempts > 1:
+            return self.fooled & (self.attempt >= self.attempts - max(1, int(LAST_PART * self.attempts)))
+        return self.fooled & (self.step > (1 - LAST_PART) * self.steps) & (self.steps >= FEWEST_STEPS)
+
     def problem(self, right: Tensor, tried: Tensor) -> str:
         """What cannot be true of these verdicts, such as those of another evaluation; "" where all can.
 
@@ -100,14 +121,6 @@ class AttackResult:
 
     def columns(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in COLUMNS}
-
-    def record(self) -> Record:
-        """As the honesty checks want it."""
-        tried, broken = self.attempt != SKIPPED, self.attempt == BROKEN
-        return Record(
-            *(self.label, self.white_box, self.steps, self.attempts),
-            *(tried, self.attempt, self.step, broken),
-        )
 
 
 def columns_of(outcome: Outcome) -> dict[str, Tensor]:
@@ -208,7 +221,7 @@ class Report:
     @property
     def scores(self) -> dict[str, Score]:
         """All accuracies: clean, under each attack, in the worst case."""
-        return {"clean": self.clean, **{k: self.score(k) for k in self.results}, "worst case": self.worst}
+        return {ON_CLEAN: self.clean, **{k: self.score(k) for k in self.results}, WORST_CASE: self.worst}
 
     def __repr__(self) -> str:
         rows = [(f"{self.n} images, {self.threat}", "accuracy", "fooled", "queries", "time"), *self.lines()]
@@ -261,11 +274,11 @@ class Report:
             result = self.results.get(label)
             text = score.short
             if result is None:
-                if label == "worst case" and self.queries_only:
+                if label == WORST_CASE and self.queries_only:
                     text += " by queries only"
                 rows.append((label, text, "", "", ""))
                 continue
-            spent = result.queries[result.attempt != SKIPPED].double()
+            spent = result.queries[result.tried].double()
             mean = f"{spent.mean():,.0f}" if len(spent) else "-"
             seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
             rows.append((label, text, f"{int(result.fooled.sum())}", mean, seconds))
@@ -277,15 +290,14 @@ class Report:
 
 def spent(result: AttackResult) -> dict[str, Any]:
     """What an attack did and found, as in a summary."""
-    tried = result.attempt != SKIPPED
     return {
         "attack": dict(result.table),
         "white_box": result.white_box,
         "steps": result.steps,
         "attempts": result.attempts,
-        "tried": int(tried.sum()),
+        "tried": int(result.tried.sum()),
         "fooled": int(result.fooled.sum()),
         "wrong_before": int((result.attempt == CLEAN).sum()),
-        "broken": int((result.attempt == BROKEN).sum()),
+        "broken": int(result.broken.sum()),
         "queries": int(result.queries.sum()),
     }

@@ -9,6 +9,8 @@ from typing import Any
 Z_95 = 1.959963984540054
 """The 97.5% point of the standard normal distribution."""
 
+ON_CLEAN, WORST_CASE = "clean", "worst case"
+"""The rows of every table of accuracies beside the attacks; the worst case is taken image by image."""
 SPOIL_ANSWERS = ("random", "changing", "batch-dependent", "non-finite")
 """Fatal warnings that make the answers themselves meaningless, on clean images too. The others doubt the
 gradients, and an image that fools a model does so whatever led to it."""

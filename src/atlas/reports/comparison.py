@@ -11,6 +11,7 @@ from typing import Any
 
 from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import COMPARED, Paired, compared, paired
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE
 from atlas.reports.collect import Run
 from atlas.reports.formatting import p_text, threat_text
 from atlas.reports.tables import Cell, Table
@@ -19,8 +20,6 @@ from atlas.terminal import duration
 LEVEL = 0.05
 """A difference with a smaller p-value is called significant."""
 WORST_CLASS = "worst class"
-CLEAN, WORST = "clean", "worst case"
-"""Columns that come with any attack; the worst case is that of all attacks on a model, image by image."""
 TIED_MEANS = (
     f"not significantly different from the best of its column (p ≥ {LEVEL}, McNemar's exact test on the same "
     "images, each model against the best, not corrected for the number of comparisons)"
@@ -91,7 +90,7 @@ class Comparison:
         """The paired test of two models in one column; None where it would mean nothing."""
         if self.score(one, label).reasons or self.score(other, label).reasons:
             return None
-        if label == CLEAN:  # which may mean something where the rest does not
+        if label == ON_CLEAN:  # which may mean something where the rest does not
             return paired(one.report.clean_right, other.report.clean_right)
         found = compared(one.report, other.report).get(label)
         return found[2] if found else None
@@ -142,9 +141,9 @@ class Comparison:
 
     def differences(self) -> Table | None:
         """Every other model minus the one that is best in the worst case, in points, with interval and p."""
-        if not self.leaders[WORST]:
+        if not self.leaders[WORST_CASE]:
             return None
-        best = self.leaders[WORST][0]
+        best = self.leaders[WORST_CASE][0]
         rows: list[list[Cell | str]] = [
             [entry.name, *(_difference(self.paired(best, entry, label)) for label in self.columns)]
             for entry in self.entries
@@ -197,7 +196,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _rank(comparison: Comparison) -> tuple[float, ...]:
-    scores = [comparison.score(entry, WORST) for entry in comparison.entries]
+    scores = [comparison.score(entry, WORST_CASE) for entry in comparison.entries]
     at_most = statistics.fmean(1.0 if score.reasons else score.interval[1] for score in scores)
     runs = {entry.run.name for entry in comparison.entries}
     elsewhere = any(
@@ -249,11 +248,11 @@ def at_a_glance(found: Sequence[Comparison]) -> list[Comparison]:
 
 def verdict(comparison: Comparison) -> str:
     """The comparison in a few words: who is best in the worst case, whether by chance, and who is invalid."""
-    valid = [entry for entry in comparison.entries if not comparison.score(entry, WORST).reasons]
-    if comparison.leaders[WORST]:
-        said = _lead(comparison, comparison.leaders[WORST])
+    valid = [entry for entry in comparison.entries if not comparison.score(entry, WORST_CASE).reasons]
+    if comparison.leaders[WORST_CASE]:
+        said = _lead(comparison, comparison.leaders[WORST_CASE])
     elif len(valid) == 1:
-        score = comparison.score(valid[0], WORST)
+        score = comparison.score(valid[0], WORST_CASE)
         said = f"{valid[0].name} has an accuracy of {score} {comparison.worst_words}, n = {comparison.n:,}."
     else:
         said = f"These evaluations cannot be compared {comparison.worst_words}." if valid else ""
@@ -262,11 +261,11 @@ def verdict(comparison: Comparison) -> str:
 
 def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
     """Who leads, and over whom that may be chance."""
-    others = [(e, comparison.to_the_best(e, WORST)) for e in comparison.entries if e not in leaders]
+    others = [(e, comparison.to_the_best(e, WORST_CASE)) for e in comparison.entries if e not in leaders]
     tied = [f"{e.name} ({p_text(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
     have = "share" if len(leaders) > 1 else "has"
     start = f"{_listed([entry.name for entry in leaders])} {have} the highest accuracy "
-    start += f"{comparison.worst_words}, {comparison.score(leaders[0], WORST)}, n = {comparison.n:,}"
+    start += f"{comparison.worst_words}, {comparison.score(leaders[0], WORST_CASE)}, n = {comparison.n:,}"
     if tied:
         return f"{start}; the lead over {_listed(tied)} may be chance."
     largest = max((pair.p_value for _, pair in others if pair), default=1.0)
@@ -277,7 +276,7 @@ def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
 
 def _invalid(comparison: Comparison) -> str:
     """Whose results mean nothing, each with the reason."""
-    scores = [(entry.name, comparison.score(entry, WORST)) for entry in comparison.entries]
+    scores = [(entry.name, comparison.score(entry, WORST_CASE)) for entry in comparison.entries]
     said = [
         f"that of {name} is {'invalid: ' * score.is_bound}{score}" for name, score in scores if score.reasons
     ]

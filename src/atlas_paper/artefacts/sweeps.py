@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from atlas.reports.comparison import CLEAN
+from atlas.evaluation.score import ON_CLEAN
 from atlas_paper import paper
 from atlas_paper.artefact import Artefact, Row
 from atlas_paper.artefacts.tables import CIFAR, STRONGEST
@@ -32,7 +32,7 @@ def _row(task: str, preset: str, values: Mapping[str, Any], *, known: Sequence[A
         changes,
         key=f"{task}-{preset.removesuffix('-1')}-{words.replace(', ', '-')}",
         label=f"{paper.label(preset)}, {words}",
-        columns=(CLEAN, STRONGEST[task]),
+        columns=(ON_CLEAN, STRONGEST[task]),
         paper=preset if list(values.values()) == list(known) else "",
         smoke=brief,
     )
@@ -75,7 +75,7 @@ STEPS = tuple(_step_row(step, plateau) for plateau in PLATEAUS for step in paper
 
 
 def _figure(name: str, of: str, rows: tuple[Row, ...], lines: Lines) -> Artefact:
-    columns = (CLEAN, *(c for c in ROBUST if any(c in (row.columns or ()) for row in rows)))
+    columns = (ON_CLEAN, *(c for c in ROBUST if any(c in (row.columns or ()) for row in rows)))
     return Artefact(name, of, rows, columns, lines)
 
 
@@ -92,7 +92,7 @@ ARTEFACTS = (
         name="step-size",
         of="App. B.1",
         rows=STEPS,
-        columns=(CLEAN, "Multi-T"),
+        columns=(ON_CLEAN, "Multi-T"),
         figure=Lines(
             "method.attack.relative_step",
             "step, in units of eps",

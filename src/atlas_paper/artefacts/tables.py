@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from atlas.reports.comparison import CLEAN, WORST
+from atlas.evaluation.score import ON_CLEAN, WORST_CASE
 from atlas_paper.artefact import Artefact, Row
 from atlas_paper.figures import dots
 from atlas_paper.paper import TIME
@@ -20,7 +20,7 @@ def _table1(task: str, steps: int) -> Artefact:
         name=f"table1-{task}",
         of=f"Table 1, {NAMES[task]}",
         rows=tuple(Row(task, preset) for preset in presets),
-        columns=(CLEAN, *attacks, WORST, TIME),
+        columns=(ON_CLEAN, *attacks, WORST_CASE, TIME),
         figure=dots,
         tables={
             name: PairedTests(f"atlas-{k}", (f"adv-{k}", f"trades-{k}"))
@@ -43,7 +43,7 @@ def _ablation(task: str) -> Artefact:
         name=f"ablation-{task}",
         of=f"Table 2 (App. C), {NAMES[task]}",
         rows=tuple(Row(task, preset) for preset in presets),
-        columns=(CLEAN, STRONGEST[task], TIME),
+        columns=(ON_CLEAN, STRONGEST[task], TIME),
         figure=dots,
         tables={"paired": PairedTests("atlas-1", presets[:-1])},
     )
@@ -58,7 +58,7 @@ TRADESJAC = Artefact(
     name="tradesjac",
     of="App. D.1",
     rows=_of_both(("adv-1", "trades-1", "atlas-1", "trades-jac-1")),
-    columns=(CLEAN, "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", WORST, TIME),
+    columns=(ON_CLEAN, "black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T", WORST_CASE, TIME),
     figure=dots,
     tables={f"paired-{t}": PairedTests(f"{t}-atlas-1", (f"{t}-trades-jac-1",)) for t in CIFAR},
 )
@@ -67,7 +67,7 @@ RAYS_AUTOATTACK = Artefact(
     name="rays-autoattack",
     of="App. D.2",
     rows=_of_both(("jac", "adv-1", "trades-1", "atlas-1", "trades-jac-1", "adv-10", "trades-10", "atlas-10")),
-    columns=(CLEAN, "RayS", "AutoAttack", WORST),
+    columns=(ON_CLEAN, "RayS", "AutoAttack", WORST_CASE),
     figure=dots,
     tables={
         f"paired-{t}": PairedTests(f"{t}-atlas-1", (f"{t}-adv-1", f"{t}-trades-1", f"{t}-trades-jac-1"))
@@ -79,7 +79,7 @@ FIVE_STEP_ADV = Artefact(
     name="five-step-adv",
     of="Section 4",
     rows=tuple(Row("cifar10", preset) for preset in ("adv-1", "adv-5", "adv-10", "atlas-1")),
-    columns=(CLEAN, "Multi-T", TIME),
+    columns=(ON_CLEAN, "Multi-T", TIME),
     figure=dots,
     tables={"paired": PairedTests("atlas-1", ("adv-1", "adv-5", "adv-10"))},
 )

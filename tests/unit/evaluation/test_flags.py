@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from atlas.attacks import ATTACKS, FGSM, PGD, Attack, Transfer, engine
+from atlas.attacks.attack_log import BROKEN
 from atlas.attacks.model_variants import Model
 from atlas.data import load
-from atlas.evaluation.flags import MEANINGS, Flag, Record, after, before
+from atlas.evaluation.flags import MEANINGS, Flag, after, before
+from atlas.evaluation.results import COLUMNS, SKIPPED, AttackResult, columns_of
 from atlas.models import build
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
@@ -36,20 +39,20 @@ def record(
     attempts: int = 1,
     tried: range = range(N),
     broken: int = 0,
-) -> Record:
+) -> AttackResult:
     """An attack that fools these examples, all in the same attempt and step."""
     attempted, at = torch.full((N,), STANDS), torch.full((N,), -1)
     attempted[list(fooled)], at[list(fooled)] = attempt, step
-    mask = torch.zeros(N, dtype=torch.bool)
-    mask[list(tried)] = True
-    return Record(name, white_box, steps, attempts, mask, attempted, at, torch.arange(N) < broken)
+    attempted[:broken] = BROKEN
+    attempted[[k for k in range(N) if k not in tried]] = SKIPPED
+    return AttackResult(name, {}, white_box, steps, attempts, attempted, at, at.float(), at)
 
 
 def names(flags: list[Flag]) -> list[str]:
     return [flag.name for flag in flags]
 
 
-def square(fooled: range, **rest: int) -> Record:
+def square(fooled: range, **rest: int) -> AttackResult:
     return record("square", fooled, white_box=False, steps=5000, **rest)
 
 
@@ -98,14 +101,8 @@ def test_one_attack_far_ahead_of_its_rivals(alone: float, wanted: list[str]) -> 
 def test_one_image_is_never_enough() -> None:
     few = slice(0, 50)
 
-    def cut(r: Record) -> Record:
-        return Record(
-            *(r.name, r.white_box, r.steps, r.attempts),
-            r.tried[few],
-            r.attempt[few],
-            r.step[few],
-            r.broken[few],
-        )
+    def cut(r: AttackResult) -> AttackResult:
+        return replace(r, **{name: getattr(r, name)[few] for name in COLUMNS})
 
     assert after([cut(record("pgd", [])), cut(square(range(1)))]) == []
     assert names(after([cut(record("pgd", [])), cut(square(range(2)))])) == ["black-box-stronger"]
@@ -172,14 +169,11 @@ def test_non_finite_is_fatal() -> None:
     assert f"1 of {N} images under apgd" in flag.message
 
 
-def run(model: Model, x: Tensor, y: Tensor, attacks: dict[str, Attack], eps: float) -> list[Record]:
+def run(model: Model, x: Tensor, y: Tensor, attacks: dict[str, Attack], eps: float) -> list[AttackResult]:
     records = []
     for name, attack in attacks.items():
         found = engine.run(attack, model, x, y, Linf(eps), Rng.batch(len(x)))
-        known = (name, attack.white_box, attack.steps, attack.attempts(10))
-        records.append(
-            Record(*known, torch.ones(len(x), dtype=torch.bool), found.attempt, found.step, found.broken)
-        )
+        records.append(AttackResult.of(name, attack, {}, attack.attempts(10), columns_of(found)))
     return records
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from atlas.evaluation import AttackResult, Flag, Report
+from atlas.evaluation.score import WORST_CASE
 from atlas.reports.collect import Run
-from atlas.reports.comparison import WORST, Comparison, at_a_glance, comparisons, long_table, verdict
+from atlas.reports.comparison import Comparison, at_a_glance, comparisons, long_table, verdict
 from atlas.reports.tables import Cell
 from atlas.training import RunConfig
 
@@ -71,7 +72,7 @@ def test_best_and_not_significant_by_the_exact_test() -> None:
 
 def test_a_difference_that_intervals_would_hide() -> None:
     """The intervals of 80 and 70 overlap; the pairs do not lie."""
-    found = cells(compare(run("a", report(80)), run("c", report(70))), WORST)
+    found = cells(compare(run("a", report(80)), run("c", report(70))), WORST_CASE)
     a, c = found["a"].interval, found["c"].interval
     assert a is not None
     assert c is not None
