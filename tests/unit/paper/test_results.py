@@ -199,7 +199,7 @@ def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is
     probed = raised("not-uphill", "7 of 64 images")
     many, few = report([1] * 100, everything), report([0] * 10 + [1] * 90, everything)
     late = replace(few.results["attack"], step=torch.full((100,), 9), steps=9)
-    many = replace(many, flags=[probed, *after([r for r in many.results.values()])])
+    many = replace(many, flags=[probed, *after(list(many.results.values()))])
     few = replace(few, results={"attack": late}, flags=[probed, *after([late])])
     assert [flag.name for flag in few.flags] == ["not-uphill", "still-gaining"]
     assert result({"PGD-20": many, "Un-T": few}).flags[0] == probed
