@@ -104,8 +104,13 @@ def fit(
         Interrupted: after a signal; with a folder, everything is saved first.
 
     Example:
+        >>> import atlas, torch
+        >>> x, y = torch.rand(40, 1, 4, 4), torch.arange(40) % 2
+        >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 2))
         >>> method = atlas.methods.Atlas(alpha=2e-4, beta=5.0)
-        >>> result = atlas.fit(model, (x, y), method, threat=atlas.Linf(0.1), epochs=2)  # doctest: +SKIP
+        >>> result = atlas.fit(model, (x, y), method, threat=atlas.Linf(0.1), epochs=2, progress=False)
+        >>> len(result.epochs)
+        2
     """
     check_autograd()
     if not isinstance(model, nn.Module):

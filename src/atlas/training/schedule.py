@@ -22,6 +22,23 @@ class Schedule:
 
     Fixed: "constant"; "piecewise" (times `factor` at each of the `milestones`, in epochs); "cosine" to 0;
     "one-cycle", up in a straight line for the first 40% of the epochs and down to 0.
+
+    Args:
+        kind: one of these.
+        epochs: how many epochs, or at most how many.
+        ramp_epochs: eps grows from 0 in a straight line during these first epochs.
+        plateau: epochs without gain before the learning rate falls.
+        patience: epochs without gain before training stops.
+        factor: by which the learning rate is multiplied.
+        milestones: of "piecewise", in epochs, ascending.
+
+    Raises:
+        UsageError: for a value out of its range.
+
+    Example:
+        >>> import atlas
+        >>> atlas.Schedule(kind="piecewise", epochs=30, milestones=(15, 25)).milestones
+        (15.0, 25.0)
     """
 
     kind: Literal["guided", "constant", "piecewise", "cosine", "one-cycle"] = "guided"

@@ -1,4 +1,4 @@
-"""The settings of training, each next to what it builds; defaults are sane for a small set of one's own."""
+"""The settings of training, each next to what it builds; the defaults suit a small data set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,23 @@ REGISTRIES: Registries = {Method: METHODS, Attack: ATTACKS, TrainingAttack: TRAI
 
 @dataclass(frozen=True)
 class Optimizer:
-    """SGD, Adam or AdamW; `momentum` and `nesterov` are SGD's."""
+    """The optimiser.
+
+    Args:
+        kind: "sgd", "adam" or "adamw".
+        lr: the learning rate at the start, > 0.
+        momentum: of SGD, >= 0 and < 1.
+        nesterov: Nesterov's momentum, of SGD.
+        weight_decay: >= 0.
+
+    Raises:
+        UsageError: for a value out of its range.
+
+    Example:
+        >>> import atlas
+        >>> atlas.Training(optimizer=atlas.Optimizer(kind="adam", lr=1e-3)).optimizer.lr
+        0.001
+    """
 
     kind: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = 0.01
@@ -56,11 +72,21 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Validation:
-    """Which images guide the training, and the attack that they are put under, at the full eps.
+    """Which images guide the training, and the attack on them, at the full eps.
 
-    `size` is a number of training images set apart before training starts, or a share of them below 1.
-    `batch_size` is how many of them each process attacks at a time; None: as many as it trains on at a time,
-    at most 256.
+    Args:
+        size: how many training images are set apart before training starts, or a share of them below 1.
+        attack: the attack after each epoch.
+        batch_size: how many images each process attacks at a time; None: as many as it trains on at a time,
+            at most 256.
+
+    Raises:
+        UsageError: for a value out of its range.
+
+    Example:
+        >>> import atlas
+        >>> atlas.Validation(size=1000, attack=atlas.attacks.PGD(steps=20)).size
+        1000
     """
 
     size: int | float = 0.1
@@ -79,23 +105,45 @@ class Validation:
 
 @dataclass(frozen=True)
 class Training:
-    """All that `fit` needs beside model, data, method and threat."""
+    """All that `fit` needs beside model, data, method and threat.
+
+    Args:
+        batch_size: images per step, over all processes.
+        seed: of the order of images, augmentation and attacks.
+        augment: "none", or a name in `atlas.data.AUGMENTS`.
+        crafting_mode: BatchNorm while an attack runs: its running statistics ("eval") or the batch's
+            ("train").
+        precision: of the forward and backward passes.
+        channels_last: the order of images and weights in memory: the same numbers, up to rounding. "auto":
+            what is faster.
+        deterministic: use only torch's deterministic algorithms: without them, runs on a GPU differ in their
+            last bits.
+        ema: decay of the weight average that is evaluated and kept, such as 0.999; 0 for none.
+        on_collapse: what to do after catastrophic overfitting: "continue", "stop" or "rollback".
+        checkpoint_minutes: states are saved after each epoch, at a signal, and this often within an epoch.
+        optimizer: the optimiser.
+        schedule: epochs, the learning rate and the growth of eps.
+        validation: the images and the attack that guide the training.
+
+    Raises:
+        UsageError: for a value out of its range.
+
+    Example:
+        >>> import atlas
+        >>> atlas.Training(batch_size=64, schedule=atlas.Schedule(epochs=20)).schedule.epochs
+        20
+    """
 
     batch_size: int = 128
     seed: int = 0
     augment: str = "none"
     crafting_mode: BatchNormMode = "eval"
-    """BatchNorm while an attack runs: its running statistics ("eval") or the batch's ("train")."""
     precision: Precision = omit_default_from_hash("float32")
     channels_last: bool | Literal["auto"] = omit_default_from_hash(False)
-    """The order of images and weights in memory: the same numbers, up to rounding. "auto": what is faster."""
     deterministic: bool = omit_default_from_hash(False)
-    """Use only torch's deterministic algorithms: without them, runs on a GPU differ in their last bits."""
     ema: float = 0.0
-    """Decay of the weight average that is evaluated and kept, say 0.999; 0 for none."""
     on_collapse: Literal["continue", "stop", "rollback"] = "continue"
     checkpoint_minutes: float = 10.0
-    """States are saved after each epoch, at a signal, and this often within an epoch."""
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     validation: Validation = Validation()
