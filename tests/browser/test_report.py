@@ -69,7 +69,7 @@ def test_it_opens_from_disk_and_asks_for_nothing(opened: Chromium, report: Path)
 
 
 def test_the_policy_is_in_force(opened: Chromium) -> None:
-    """What the page does not do, somebody else cannot make it do: so the test above can fail."""
+    """The policy refuses a foreign image and script, so the test above can fail."""
     opened.evaluate("document.body.append(Object.assign(new Image(), {src: 'file:///nothing.png'}))")
     opened.evaluate(
         "window.alien = Object.assign(document.createElement('script'), {text: 'window.ran = 1'})"

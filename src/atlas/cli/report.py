@@ -40,7 +40,7 @@ def report(
     plots: Annotated[
         Path | None, typer.Option(help="Also write plots for papers (PDF, SVG, PNG) into this folder.")
     ] = None,
-    n: Annotated[int, typer.Option(help="Test images for the report's own quick attack.")] = 200,
+    n: Annotated[int, typer.Option(help="Test images for the quick attack of the report.")] = 200,
     steps: Annotated[int, typer.Option(help="Steps of that attack.")] = 20,
     no_attack: Annotated[
         bool,
@@ -69,8 +69,8 @@ def report(
     - `atlas report runs/mnist-* --no-attack --plots figures/`
 
     The table is made of the evaluations in the folders (`atlas evaluate RUN` first). Curves by radius and
-    steps, the gallery and the answers under attack come from a quick attack of the report's own on --n images
-    of each run; what it finds is kept in the run's folder, so the next report is instant. The folder of an
+    steps, the gallery and the predictions under attack come from a quick attack on --n images of each run,
+    which is stored in the run's folder, so the next report is instant. The folder of an
     evaluation holds no model to attack: it gives table, warnings, classes and the images it has kept.
     """
     from atlas.reports import page, write

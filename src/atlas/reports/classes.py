@@ -71,7 +71,9 @@ def of_studies(studies: Mapping[str, Study]) -> Table:
     first = next(iter(studies.values()))
     right = {name: study.stands for name, study in valid(studies).items()}
     invalid = {name: f"invalid ({', '.join(s.reasons)})" for name, s in studies.items() if s.reasons}
-    return by_class(f"Under the report's own attack, n = {first.n}", first.y, right, invalid, first.named)
+    return by_class(
+        f"Under the quick attack of this report, n = {first.n}", first.y, right, invalid, first.named
+    )
 
 
 def confusion(name: str, study: Study) -> Table:

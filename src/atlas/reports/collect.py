@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations as a report needs them: what was trained, how that went, how robust."""
+"""Read the folders of runs and evaluations for a report."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from atlas import data, models
 from atlas.checkpoint import load_tensors
 from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, UsageError
-from atlas.evaluation import Flag, Report
+from atlas.evaluation import Report
 from atlas.evaluation.evaluation_folder import CONFIG, SUMMARY, load_report
 from atlas.files import ORIGIN
 from atlas.methods import Method
 from atlas.models import source
-from atlas.runs import Run as RunFolder
+from atlas.runs import Run
 from atlas.threat import Threat
 from atlas.training import RunConfig, Training, load_model
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """What validation said after one epoch."""
+    """The validation after one epoch."""
 
     number: int
     """From 1."""
@@ -38,18 +38,18 @@ class Epoch:
     best: bool
     """Whether it was the best so far, and its weights were kept."""
     collapse: bool
-    """Whether the watch holds the model for collapsed in this epoch."""
+    """Whether the model collapsed in this epoch."""
     constant: bool = False
-    """Whether every validation image got the same answer."""
+    """Whether every validation image got the same prediction."""
     majority: float | None = None
-    """The share of the largest class, of imbalanced ones; what a constant model reaches."""
+    """The share of the largest class, of imbalanced classes: the accuracy of a constant model."""
     balanced: float | None = None
-    """The mean over the classes of their robust accuracies, of imbalanced ones."""
+    """The mean of the classes' robust accuracies, of imbalanced classes."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the caller states about models whose folders do not, as those of `atlas.fit` do not."""
+    """What the caller states about models whose folders lack it, such as those of `atlas.fit`."""
 
     data: str | None = None
     """A data set's name or path."""
@@ -61,11 +61,8 @@ class Given:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One model with all that its folders hold: a page is made of nothing else.
-
-    Of a model that was only evaluated, all that belongs to training has its default.
-    """
+class ReportedModel:
+    """A model with everything that its folders hold; without training, the fields of training are empty."""
 
     name: str
     path: Path
@@ -74,7 +71,7 @@ class Run:
     notes: tuple[str, ...] = ()
     """What is missing, and what to do about it."""
     weights: str | None = None
-    """By which the model is known: the fingerprint of its weights, where they are at hand."""
+    """What identifies the model: the fingerprint of its weights, if they are there."""
     model: nn.Module | None = None
     """With the weights of the best epoch; None where they are not in the folder."""
     data: str | None = None
@@ -102,61 +99,62 @@ class Run:
         return next((epoch for epoch in self.epochs if epoch.collapse), None)
 
 
-def collect(paths: Sequence[Path], given: Given = Given()) -> list[Run]:
-    """The models in these folders of runs and evaluations, each once, under names that tell them apart.
+def collect(paths: Sequence[Path], given: Given = Given()) -> list[ReportedModel]:
+    """The models in these folders of runs and evaluations, each once, with unique names.
 
-    An evaluation of a run's weights belongs to that run. Other evaluations of one model that lie in one
-    folder belong together. `given` fills what the folders lack.
+    An evaluation of a run's weights belongs to that run. Other evaluations of one model in one folder belong
+    together. `given` supplies what the folders lack.
     """
     places = list(dict.fromkeys(place for path in paths for place in _evaluations_in(path.resolve())))
     if not places:
         raise UsageError("expected folders of runs or evaluations, such as runs/demo/demo-atlas-1, got none")
     reports = {place: _finished(place) for place in places if is_evaluation(place)}
     runs = {place: read_run(place, given) for place in places if place not in reports}
-    found = dict[Path, Run]()
+    found = dict[Path, ReportedModel]()
     for place in places:
         if place in runs:
             found.setdefault(place, runs[place])
         elif not any(place == known.folder for run in runs.values() for known in run.evaluations.values()):
             folder = _model_folder(place, reports, runs)
             known = found.get(folder) or runs.get(folder)
-            found[folder] = _with_evaluation(known or Run("", folder, {}), place, reports[place])
+            found[folder] = _with_evaluation(known or ReportedModel("", folder, {}), place, reports[place])
     models = [replace(run, name=name) for run, name in zip(found.values(), _names([*found]), strict=True)]
     _check_used(given, models)
     return list(map(_with_advice, models))
 
 
-def read_run(path: Path, given: Given = Given()) -> Run:
+def read_run(path: Path, given: Given = Given()) -> ReportedModel:
     """The run in this folder."""
-    folder = RunFolder(path)
+    folder = Run(path)
     if not folder.config_path.is_file():
+        inside = sorted({each.relative_to(path).parts[0] for each in _below(path)})
+        hint = f": did you mean {path.name}/*? It has {', '.join(inside[:3])}" if inside else ""
         raise UsageError(
-            f"{path} is not the folder of a run or an evaluation: it has no config.json. Expected a "
-            f"folder that `atlas train`, atlas.fit or `atlas evaluate` wrote to{_nearby(path)}"
+            f"{path} is not the folder of a run or an evaluation: it has no {CONFIG}. Expected "
+            f"a folder that `atlas train`, atlas.fit or `atlas evaluate` wrote to{hint}"
         )
     settings = folder.config
-    parts = _parts(settings, given)
     commit = origin(path).get("commit")
     model = _model(folder, settings, given) if folder.best_path.exists() else None
     weights = source.fingerprint(model) if model is not None else None
     former = source.former_fingerprint(model) if model is not None else None
     evaluations, notes = evaluations_of(path, weights, former)
     if not folder.best_path.exists():
-        notes.insert(0, f"{folder.best_path.name} is not in the folder, so nothing can be attacked here")
+        notes.insert(0, f"{folder.best_path.name} is missing, so the model cannot be attacked")
     if folder.not_finite_path.exists():
-        notes.insert(0, "training broke off: its numbers were not finite")
+        notes.insert(0, "training stopped because its numbers were not finite")
     elif folder.begun and not folder.last_path.exists():
-        notes.insert(0, "training has not come to its end")
+        notes.insert(0, "training has not finished")
     if folder.changed_from:
-        notes.insert(0, f"settings were changed on the way, from those of hash {folder.changed_from[-1]}")
-    return Run(
+        notes.insert(0, f"settings were changed during training, from hash {folder.changed_from[-1]}")
+    return ReportedModel(
         name=path.name,
         path=path,
         evaluations=evaluations,
         notes=tuple(notes),
         weights=weights,
         model=model,
-        **parts,
+        **_parts(settings, given),
         settings=settings,
         config_hash=str(folder.noted("hash")),
         command=str(folder.noted("command") or ""),
@@ -167,10 +165,10 @@ def read_run(path: Path, given: Given = Given()) -> Run:
 
 
 def _parts(settings: Mapping[str, Any], given: Given) -> dict[str, Any]:
-    """What a configuration says of a run, with what is given in the place of what it lacks.
+    """What a configuration says, completed by what is given.
 
-    That of `atlas train` has all of it, that of `atlas.fit` neither data nor model, and one that a caller of
-    `atlas.fit` made up may have none.
+    That of `atlas train` has everything, that of `atlas.fit` neither data nor model, and a custom one of
+    `atlas.fit` may have nothing.
     """
     if not {"method", "threat"} <= settings.keys():
         return {"data": given.data, "architecture": given.model, "threat": given.threat}
@@ -179,26 +177,20 @@ def _parts(settings: Mapping[str, Any], given: Given) -> dict[str, Any]:
     return {"data": config.data or None, "architecture": config.model or None, **parts}
 
 
-def _model(folder: RunFolder, settings: Mapping[str, Any], given: Given) -> nn.Module | None:
-    """With its best weights; None where nobody says what model they are of."""
+def _model(folder: Run, settings: Mapping[str, Any], given: Given) -> nn.Module | None:
+    """With its best weights; None if the architecture is not known."""
     if "model" in settings:
         return load_model(folder.path)
     if given.model is None or given.data is None:
         return None
-    images = load_test_images(given.data, given.root)
+    images, normalize = load_test_images(given.data, given.root), None
+    tensors, _ = load_tensors(folder.best_path)
+    if {key.partition(".")[0] for key in tensors} == {"normalize", "net"}:  # built with `normalize`
+        mean, std = (tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std"))
+        normalize = mean, std
     return load_model(
-        folder.best_path,
-        models.build(given.model, images.num_classes, images.shape, _normalization(folder.best_path)),
+        folder.best_path, models.build(given.model, images.num_classes, images.shape, normalize)
     )
-
-
-def _normalization(weights: Path) -> tuple[list[float], list[float]] | None:
-    """Mean and deviation of the first layer, of weights of a model that was built with `normalize`."""
-    tensors, _ = load_tensors(weights)
-    if {key.partition(".")[0] for key in tensors} != {"normalize", "net"}:
-        return None
-    mean, std = (tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std"))
-    return mean, std
 
 
 def load_test_images(name: str, root: Path | None) -> Images:
@@ -206,48 +198,49 @@ def load_test_images(name: str, root: Path | None) -> Images:
     try:
         return data.load(name, train=False, root=root)
     except DataError as error:
-        raise DataError(f"{error}; or leave out what needs images (--no-attack)") from error
+        raise DataError(f"{error}; or omit what needs images (--no-attack)") from error
 
 
 def _finished(place: Path) -> Report | None:
-    """The report of an evaluation, None where it has not finished."""
-    return checked_report(place) if (place / "summary.json").exists() else None
+    """The report of an evaluation, None if it has not finished."""
+    return checked_report(place) if (place / SUMMARY).exists() else None
 
 
-def _model_folder(place: Path, reports: Mapping[Path, Report | None], runs: Mapping[Path, Run]) -> Path:
+def _model_folder(
+    place: Path, reports: Mapping[Path, Report | None], runs: Mapping[Path, ReportedModel]
+) -> Path:
     """The folder by which a page names the model of an evaluation.
 
     That of the run with its weights; or the one in which `atlas evaluate` puts all evaluations of a model,
     unless other models were evaluated there too; else that of the evaluation itself.
     """
-    report, around = reports[place], _around(place)
+    report, above = reports[place], _folder_above(place)
     if report and (owner := next((p for p, r in runs.items() if r.weights == report.about["model"]), None)):
         return owner
-    others = [known for other, known in reports.items() if known and _around(other) == around]
-    shared = len({known.about["model"] for known in others}) > 1
-    return place if shared or around in runs else around
+    models = {each.about["model"] for p, each in reports.items() if each and _folder_above(p) == above}
+    return place if len(models) > 1 or above in runs else above
 
 
-def _around(place: Path) -> Path:
+def _folder_above(place: Path) -> Path:
     """RUN of RUN/evaluations/NAME, evaluations/MODEL of evaluations/MODEL/NAME, else the folder itself."""
     above = place.parent
-    if above.name == EVALUATIONS and (above.parent / "config.json").is_file():
+    if above.name == EVALUATIONS and (above.parent / CONFIG).is_file():
         return above.parent
     return above if above.parent.name == EVALUATIONS else place
 
 
-def _with_evaluation(run: Run, place: Path, report: Report | None) -> Run:
+def _with_evaluation(run: ReportedModel, place: Path, report: Report | None) -> ReportedModel:
     if report is None:
         return replace(run, notes=(*run.notes, unfinished(place)))
     name = place.name if place.name not in run.evaluations else f"{place.parent.name}/{place.name}"
     return replace(run, evaluations={**run.evaluations, name: report}, weights=str(report.about["model"]))
 
 
-def _with_advice(run: Run) -> Run:
-    """With what is missing."""
+def _with_advice(run: ReportedModel) -> ReportedModel:
+    """With notes on what is missing."""
     notes = list(run.notes)
     if run.best and run.best.constant:
-        notes.insert(0, "constant: its weights give every validation image the same answer")
+        notes.insert(0, "constant: its weights give every validation image the same prediction")
     if not (run.evaluations or run.settings):
         raise CheckpointError(f"{run.path}: {'; '.join(notes)}")
     if not run.evaluations:
@@ -257,45 +250,39 @@ def _with_advice(run: Run) -> Run:
     lacking = {"--model": run.architecture, "--data": run.data, "--eps": run.threat}
     options = [option for option, value in lacking.items() if value is None]
     if run.settings and options:
-        notes.append(f"no curves, gallery and answers under attack: these need {' and '.join(options)}")
+        notes.append(f"no curves, gallery and predictions under attack: these need {' and '.join(options)}")
     return replace(run, notes=tuple(notes))
 
 
-def _check_used(given: Given, models: Sequence[Run]) -> None:
-    """Refuse an option that would change nothing, because it was meant to."""
+def _check_used(given: Given, models: Sequence[ReportedModel]) -> None:
+    """Refuse an option that would have no effect."""
     runs = [run for run in models if run.settings]
-    lacked = {
+    used = {
         "--data": given.data is None or any("data" not in run.settings for run in models),
         "--model": given.model is None or any("model" not in run.settings for run in runs),
         "--eps": given.threat is None or any("threat" not in run.settings for run in runs),
     }
-    for option, useful in lacked.items():
+    for option, useful in used.items():
         if not useful:
-            raise UsageError(f"{option} is for folders that lack it, and there is none among these: omit it")
+            raise UsageError(f"{option} is for folders that lack it, and none of these does: omit it")
 
 
 def origin(path: Path) -> dict[str, Any]:
-    """Who made the run, where that was written down beside it."""
+    """Command and commit of the run, if they were written beside it."""
     try:
         return dict(json.loads((path / ORIGIN).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return {}
 
 
-def _nearby(path: Path) -> str:
-    """Runs and evaluations below the folder, for who named the folder above them."""
-    found = sorted({each.relative_to(path).parts[0] for each in _below(path)})
-    return f": did you mean {path.name}/*? It has {', '.join(found[:3])}" if found else ""
-
-
 def _below(path: Path) -> list[Path]:
     """Folders with a configuration, one or two levels below."""
-    return [place.parent for deep in ("*", "*/*") for place in sorted(path.glob(f"{deep}/config.json"))]
+    return [place.parent for deep in ("*", "*/*") for place in sorted(path.glob(f"{deep}/{CONFIG}"))]
 
 
 def _evaluations_in(path: Path) -> list[Path]:
     """The evaluations right below a folder that holds nothing else, or the folder itself."""
-    if (path / "config.json").exists() or not path.is_dir():
+    if (path / CONFIG).exists() or not path.is_dir():
         return [path]
     inside = [place for place in _below(path) if place.parent == path]
     return inside if inside and all(map(is_evaluation, inside)) else [path]
@@ -304,13 +291,13 @@ def _evaluations_in(path: Path) -> list[Path]:
 def is_evaluation(path: Path) -> bool:
     """Whether it is the folder of an evaluation."""
     try:
-        return "attacks" in json.loads((path / "config.json").read_text())
+        return "attacks" in json.loads((path / CONFIG).read_text())
     except (OSError, ValueError, TypeError, RecursionError):
         return False
 
 
 def _names(places: Sequence[Path]) -> list[str]:
-    """The last part of each path, or as many as it takes to tell them apart."""
+    """The last part of each path, or as many parts as make the names unique."""
     for count in range(1, max(len(place.parts) for place in places) + 1):
         names = ["/".join(place.parts[-count:]) for place in places]
         if len(set(names)) == len(names):
@@ -318,32 +305,27 @@ def _names(places: Sequence[Path]) -> list[str]:
     return names
 
 
-def _epochs(run: RunFolder) -> tuple[Epoch, ...]:
-    found, path = list[Epoch](), run.metrics_path
+def _epochs(run: Run) -> tuple[Epoch, ...]:
+    found = list[Epoch]()
     for record in run.epochs:
-        number, robust, clean, jacobian = (
-            _number(record, key, path) for key in ("epoch", "val_robust", "val_clean", "jacobian")
-        )
-        if number != len(found) or jacobian < 0:
+        try:
+            robust, clean, jacobian = (float(record[key]) for key in ("val_robust", "val_clean", "jacobian"))
+            marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
+            shares = (record.get(key) for key in ("val_majority", "val_balanced"))
+            epoch = Epoch(record["epoch"] + 1, robust, clean, jacobian, *marks, *shares)
+            if epoch.number != len(found) + 1 or epoch.jacobian < 0:
+                raise ValueError(f"got epoch {record['epoch']} with a jacobian of {epoch.jacobian:g}")
+        except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"{path}: expected epoch {len(found)} with a jacobian of 0 or more, got epoch {number:g} "
-                f"with {jacobian:g}: the file is damaged"
-            )
-        marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
-        shares = (record.get(key) for key in ("val_majority", "val_balanced"))
-        found.append(Epoch(int(number) + 1, robust, clean, jacobian, *marks, *shares))
+                f"{run.metrics_path} is damaged: expected epoch {len(found)} with val_robust, val_clean and "
+                f"a jacobian >= 0 ({type(error).__name__}: {error})"
+            ) from error
+        found.append(epoch)
     return tuple(found)
 
 
-def _number(record: Mapping[str, Any], key: str, path: Path) -> float:
-    value = record.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise CheckpointError(f"{path}: {key} must be a number, got {value!r}: is it the file of a run?")
-    return float(value) if math.isfinite(value) else math.nan
-
-
 NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
-"""What a report reads of what an evaluation says about itself."""
+"""What a report reads of the description of an evaluation."""
 EVALUATIONS = "evaluations"
 """The folder in which `atlas evaluate` puts evaluations."""
 
@@ -351,78 +333,61 @@ EVALUATIONS = "evaluations"
 def evaluations_of(
     path: Path, weights: str | None, former: str | None
 ) -> tuple[dict[str, Report], list[str]]:
-    """The finished evaluations of these weights, in the run's folder or beside it, and what is amiss.
+    """The finished evaluations of these weights, in the run's folder or beside it, and notes on the others.
 
     `weights` is the fingerprint of the model, and `former` the one that older versions gave it.
     """
     found, notes = dict[str, Report](), []
-    for place in sorted({*path.glob("*/config.json"), *path.glob(f"{EVALUATIONS}/*/config.json")}):
+    for place in sorted({*path.glob(f"*/{CONFIG}"), *path.glob(f"{EVALUATIONS}/*/{CONFIG}")}):
         folder = place.parent
         if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
             continue
-        if not (folder / "summary.json").exists():
+        report = _finished(folder)
+        if report is None:
             notes.append(unfinished(folder))
-            continue
-        report = checked_report(folder)
-        if weights is not None and report.about["model"] not in (weights, former):
+        elif weights is not None and report.about["model"] not in (weights, former):
             notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
-            continue
-        found[folder.name] = report
-    beside = [*path.parent.glob("*/summary.json"), *_reproduced(path).glob("*/summary.json")]
-    for place in sorted(beside) if weights is not None else ():
+        else:
+            found[folder.name] = report
+    # `atlas reproduce` evaluates WORKSPACE/runs/NAME in WORKSPACE/evaluations/NAME.
+    reproduced = path.parent.parent / EVALUATIONS / path.name
+    beside = sorted([*path.parent.glob(f"*/{SUMMARY}"), *reproduced.glob(f"*/{SUMMARY}")])
+    for place in beside if weights is not None else ():
         if {weights, former} & _models_of(place.parent):
             found[place.parent.name] = checked_report(place.parent)
     if found and weights is None:
-        notes.append("without the weights nobody can tell whether its evaluations are of them")
+        notes.append("without the weights it is not known whether its evaluations are of them")
     return found, notes
 
 
 def unfinished(folder: Path) -> str:
-    """What is said of an evaluation without a result."""
+    """The note on an evaluation without a result."""
     return f"evaluation {folder.name} has not finished: run it again to resume it"
 
 
-def _reproduced(path: Path) -> Path:
-    """Where `atlas reproduce` evaluates the run that it trained here."""
-    return path.parent.parent / EVALUATIONS / path.name
-
-
 def _models_of(folder: Path) -> set[str]:
-    """Of which model an evaluation that lies beside a run is, by its files that can be read.
-
-    By both of them, so that damage to one is found and not taken for another model.
-    """
+    """Which model an evaluation beside a run is of, by both of its files, so that damage to one shows."""
     found = set()
-    for name, where in ((SUMMARY, ("about", "model")), (CONFIG, ("model",))):
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            value = json.loads((folder / name).read_bytes())
-            for key in where:
-                value = value[key]
-            found.add(str(value))
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found.add(str(json.loads((folder / SUMMARY).read_bytes())["about"]["model"]))
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        found.add(str(json.loads((folder / CONFIG).read_bytes())["model"]))
     return found
 
 
 def checked_report(folder: Path) -> Report:
-    """The report of an evaluation, with all that a page reads of it; the rest is verified by its reader."""
+    """The report of an evaluation, with everything that a page reads; its reader verifies the rest."""
     report = load_report(folder)
     missing = [key for key in NEEDED if key not in report.about]
     threat = report.about.get("threat")
-    if not (isinstance(threat, dict) and "name" in threat and _possible(threat.get("eps"))):
-        missing.append("threat with an eps of 0 or more")
+    eps = threat.get("eps") if isinstance(threat, dict) and "name" in threat else None
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
+        missing.append("threat with an eps >= 0")
     if not all(isinstance(result.table, dict) for result in report.results.values()):
         missing.append("settings of its attacks")
-    if not all(map(_whole, report.flags)):
+    kinds = {"name": str, "message": str, "fatal": bool}
+    if not all(isinstance(getattr(flag, key), kinds[key]) for flag in report.flags for key in kinds):
         missing.append("texts of its warnings")
     if missing:
         raise CheckpointError(f"{folder / SUMMARY} must have {', '.join(missing)}: evaluate again")
     return report
-
-
-def _possible(eps: object) -> bool:
-    return isinstance(eps, int | float) and not isinstance(eps, bool) and 0 <= eps < math.inf
-
-
-def _whole(flag: Flag) -> bool:
-    """Whether the file had what a flag needs, which nothing has checked."""
-    kinds = {"name": str, "message": str, "fatal": bool}
-    return all(isinstance(getattr(flag, key), kind) for key, kind in kinds.items())

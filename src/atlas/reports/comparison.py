@@ -1,4 +1,4 @@
-"""Models side by side on the same images under the same attacks, and which differences are real."""
+"""Models side by side on the same images under the same attacks, and which differences are significant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from atlas.evaluation import Report, Score
 from atlas.evaluation.compare import COMPARED, Paired, compared, paired
 from atlas.evaluation.score import ON_CLEAN, WORST_CASE
-from atlas.reports.collect import Run
+from atlas.reports.collect import ReportedModel
 from atlas.reports.formatting import p_text, threat_text
 from atlas.reports.tables import Cell, Table
 from atlas.terminal import duration
@@ -30,7 +30,7 @@ TIED_MEANS = (
 class Entry:
     """One evaluation of one run."""
 
-    run: Run
+    run: ReportedModel
     folder: str
     report: Report
     name: str
@@ -66,8 +66,8 @@ class Comparison:
         return f"{self.about['data']}, {threat_text(self.about['threat'])}"
 
     @property
-    def worst_words(self) -> str:
-        """What the worst case is over: of a single attack it is that attack's."""
+    def worst_text(self) -> str:
+        """The worst case in words: of a single attack it is that attack."""
         attacks = self.columns[1:-1]
         return f"under {attacks[0]}" if len(attacks) == 1 else "in the worst case"
 
@@ -96,10 +96,9 @@ class Comparison:
         return found[2] if found else None
 
     def to_the_best(self, entry: Entry, label: str) -> Paired | None:
-        """The test against the best of the column; None for the best itself, and where there is none.
+        """The test against the best of the column; None for the best itself, and if there is none.
 
-        Of several that share the best accuracy, against the one from which it can be told apart least, so
-        that their order says nothing.
+        If several share the best accuracy, the largest p-value, so that their order does not matter.
         """
         leaders = self.leaders[label]
         pairs = [self.paired(best, entry, label) for best in leaders if entry not in leaders]
@@ -111,7 +110,7 @@ class Comparison:
         return Cell.of(self.score(entry, label), best=entry in self.leaders[label], tied=tied)
 
     def table(self) -> Table:
-        """Accuracy with its 95% interval, a row a model."""
+        """Accuracy with its 95% interval, a row per model."""
         trained = any(entry.run.seconds for entry in self.entries)
         several = any(entry.report.worst_class for entry in self.entries)
         rows: list[list[Cell | str]] = [
@@ -119,7 +118,8 @@ class Comparison:
                 entry.name,
                 *(self.cell(entry, label) for label in self.columns),
                 *[_worst_class(entry.report)] * several,
-                *[_training(entry.run)] * trained,
+                *[Cell(duration(entry.run.seconds), entry.run.seconds) if entry.run.seconds else ""]
+                * trained,
             ]
             for entry in self.entries
         ]
@@ -128,7 +128,7 @@ class Comparison:
             notes.append("no white-box attack was run: the worst case is by queries only, an upper bound")
         if len(self.entries) > 1:
             notes.append(
-                "tests speak of these models on these images; another seed would have trained other models"
+                "tests are about these models on these images; another seed would have trained other models"
             )
         unmarked = [label for label in self.columns if len(self.entries) > 1 and not self.leaders[label]]
         if unmarked:
@@ -157,10 +157,6 @@ class Comparison:
         return Table.of(title, ["model", *self.columns], rows, notes=notes)
 
 
-def _training(run: Run) -> Cell:
-    return Cell(duration(run.seconds), run.seconds) if run.seconds else Cell("")
-
-
 def _worst_class(report: Report) -> Cell:
     """The class with the lowest accuracy in the worst case, and that."""
     if report.worst_class is None:
@@ -177,9 +173,9 @@ def _difference(pair: Paired | None) -> Cell:
     return Cell(f"{points:+.1f}", points, (-100 * high, -100 * low), note=p_text(pair.p_value))
 
 
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """All evaluations of the runs, those that can be compared together: of most runs first, then those at
-    the radius that they were trained for, then of the strongest attacks."""
+def comparisons(runs: Sequence[ReportedModel]) -> list[Comparison]:
+    """All evaluations of the runs, grouped by what can be compared: the groups with most runs first, then
+    those at the radius of the training, then those with the strongest attacks."""
     groups: dict[str, list[Entry]] = {}
     for run in runs:
         for folder, report in run.evaluations.items():
@@ -209,34 +205,30 @@ def _rank(comparison: Comparison) -> tuple[float, ...]:
 def _with_unique_names(entries: Sequence[Entry]) -> list[Entry]:
     """A run that was evaluated twice in the same way has the folder beside its name."""
     names = [entry.name for entry in entries]
-    return [
-        Entry(e.run, e.folder, e.report, f"{e.name} ({e.folder})" if names.count(e.name) > 1 else e.name)
-        for e in entries
-    ]
+    return [replace(e, name=f"{e.name} ({e.folder})") if names.count(e.name) > 1 else e for e in entries]
 
 
-def long_table(runs: Sequence[Run]) -> Table:
-    """One row a model and attack: the form that programs and spreadsheets read."""
+def long_table(runs: Sequence[ReportedModel]) -> Table:
+    """One row per model and attack, for programs and spreadsheets."""
     rows = []
     for comparison in comparisons(runs):
         for entry in comparison.entries:
+            known = [entry.name, entry.folder, str(comparison.about["data"])]
+            known.append(threat_text(comparison.about["threat"]))
             for label in comparison.columns:
-                score = comparison.score(entry, label)
-                known = [entry.name, entry.folder, str(comparison.about["data"])]
-                threat = threat_text(comparison.about["threat"])
-                pair = comparison.to_the_best(entry, label)
+                score, pair = comparison.score(entry, label), comparison.to_the_best(entry, label)
                 p_value = Cell.number(pair.p_value, "{:.2g}") if pair else ""
-                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
+                rows.append([*known, label, Cell.number(score.n, "{:d}"), Cell.of(score), p_value])
             if entry.report.worst_class is not None:
                 number, score = entry.report.worst_class
                 label = f"{WORST_CLASS}: {entry.report.named(number)}"
-                rows.append([*known, threat, label, Cell.number(score.n, "{:d}"), Cell.of(score), ""])
+                rows.append([*known, label, Cell.number(score.n, "{:d}"), Cell.of(score), ""])
     columns = ["model", "evaluation", "data", "threat", "attack", "n", "accuracy", "p against the best"]
     return Table.of("Accuracy in percent", columns, rows)
 
 
 def at_a_glance(found: Sequence[Comparison]) -> list[Comparison]:
-    """Those comparisons with a model that none before them has: a page begins with these."""
+    """The comparisons with a model that none before them has: a page begins with these."""
     seen, kept = set[str](), []
     for comparison in found:
         names = {entry.run.name for entry in comparison.entries}
@@ -247,35 +239,35 @@ def at_a_glance(found: Sequence[Comparison]) -> list[Comparison]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """The comparison in a few words: who is best in the worst case, whether by chance, and who is invalid."""
+    """The comparison in a sentence: which model is best, whether significantly, and which is invalid."""
     valid = [entry for entry in comparison.entries if not comparison.score(entry, WORST_CASE).reasons]
     if comparison.leaders[WORST_CASE]:
         said = _lead(comparison, comparison.leaders[WORST_CASE])
     elif len(valid) == 1:
         score = comparison.score(valid[0], WORST_CASE)
-        said = f"{valid[0].name} has an accuracy of {score} {comparison.worst_words}, n = {comparison.n:,}."
+        said = f"{valid[0].name} has an accuracy of {score} {comparison.worst_text}, n = {comparison.n:,}."
     else:
-        said = f"These evaluations cannot be compared {comparison.worst_words}." if valid else ""
+        said = f"These evaluations cannot be compared {comparison.worst_text}." if valid else ""
     return " ".join(filter(None, [said, _invalid(comparison)]))
 
 
 def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
-    """Who leads, and over whom that may be chance."""
+    """Which models lead, and over which others the lead may be chance."""
     others = [(e, comparison.to_the_best(e, WORST_CASE)) for e in comparison.entries if e not in leaders]
     tied = [f"{e.name} ({p_text(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]
     have = "share" if len(leaders) > 1 else "has"
     start = f"{_listed([entry.name for entry in leaders])} {have} the highest accuracy "
-    start += f"{comparison.worst_words}, {comparison.score(leaders[0], WORST_CASE)}, n = {comparison.n:,}"
+    start += f"{comparison.worst_text}, {comparison.score(leaders[0], WORST_CASE)}, n = {comparison.n:,}"
     if tied:
         return f"{start}; the lead over {_listed(tied)} may be chance."
     largest = max((pair.p_value for _, pair in others if pair), default=1.0)
-    if largest >= LEVEL:  # nobody is behind
+    if largest >= LEVEL:  # all share the best accuracy
         return f"{start}."
     return f"{start}; on these images that is more than chance ({p_text(largest)}; one training of each)."
 
 
 def _invalid(comparison: Comparison) -> str:
-    """Whose results mean nothing, each with the reason."""
+    """The models with invalid results, each with the reason."""
     scores = [(entry.name, comparison.score(entry, WORST_CASE)) for entry in comparison.entries]
     said = [
         f"that of {name} is {'invalid: ' * score.is_bound}{score}" for name, score in scores if score.reasons

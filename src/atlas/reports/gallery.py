@@ -1,4 +1,4 @@
-"""The gallery: what an attack does to images, and what the models say before and after."""
+"""The gallery: images before and after an attack, with the predictions of the models."""
 
 from __future__ import annotations
 
@@ -21,33 +21,18 @@ from atlas.threat import L2, Linf, Threat
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a model says of an image, and how sure it is."""
-
-    name: str
-    confidence: float
-
-    @classmethod
-    def of(cls, study: Study, logits: Tensor) -> Answer:
-        chances = logits.double().softmax(0)
-        return cls(study.named(int(chances.argmax())), float(chances.max()))
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.confidence:.0%})"
-
-
-@dataclass(frozen=True)
 class View:
     """One model's view of one image."""
 
     model: str
     x_adv: str
-    """Nothing, like `change`, where the model was wrong before: there was nothing to attack."""
+    """Empty, like `change`, if the model was wrong before the attack."""
     change: str
     """x' - x, enlarged."""
     scale: float
-    before: Answer
-    after: Answer
+    before: str
+    """The prediction with its confidence, like `after`."""
+    after: str
     verdict: str
     """"held", "fooled" or "wrong before"."""
 
@@ -64,7 +49,7 @@ class Exhibit:
 
 
 def make_gallery(studies: Mapping[str, Study]) -> list[Exhibit]:
-    """Of studies of the same images: the first of each class that a model gets right, else its first."""
+    """The first image of each class that a model gets right, else its first."""
     kept = [
         (index, place, study)
         for study in studies.values()
@@ -85,7 +70,7 @@ def _right(study: Study, index: int) -> bool:
 
 
 def _view(name: str, study: Study, index: int) -> View:
-    before, after = Answer.of(study, study.logits[index]), Answer.of(study, study.logits_adv[index])
+    before, after = (_prediction(study, logits[index]) for logits in (study.logits, study.logits_adv))
     if not _right(study, index):  # so that its study need not have kept the image
         return View(name, "", "", 1.0, before, after, "wrong before")
     place = study.shown.tolist().index(index)
@@ -93,6 +78,11 @@ def _view(name: str, study: Study, index: int) -> View:
     scale = enlarged(study.threat, x, x_adv)
     verdict = "held" if study.stands[index] else "fooled"
     return View(name, png(x_adv), difference(x, x_adv, scale), scale, before, after, verdict)
+
+
+def _prediction(study: Study, logits: Tensor) -> str:
+    chances = logits.double().softmax(0)
+    return f"{study.named(int(chances.argmax()))} ({float(chances.max()):.0%})"
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,7 @@ class Kept:
     """From 1, of the attack."""
     x_adv: str
     x: str = ""
-    """Nothing, like `change`, where the data set is not at hand."""
+    """Empty, like `change`, where the data set cannot be read."""
     change: str = ""
     scale: float = 1.0
 

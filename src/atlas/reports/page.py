@@ -14,7 +14,7 @@ from markupsafe import Markup
 from atlas import __version__, terminal
 from atlas.evaluation import Flag
 from atlas.reports import classes, formatting, plots
-from atlas.reports.collect import Run
+from atlas.reports.collect import ReportedModel
 from atlas.reports.comparison import Comparison, at_a_glance, comparisons, verdict
 from atlas.reports.gallery import Kept, make_gallery
 from atlas.reports.quick_attack import Study, grouped, valid
@@ -24,7 +24,7 @@ LONG_NAME = 3
 
 
 def render(
-    runs: Sequence[Run],
+    runs: Sequence[ReportedModel],
     studies: Mapping[str, Study],
     command: str,
     kept: Mapping[str, Sequence[Kept]] | None = None,
@@ -138,7 +138,7 @@ def _group(
     }
 
 
-def _flags(run: Run, study: Study | None) -> list[tuple[str, Flag]]:
+def _flags(run: ReportedModel, study: Study | None) -> list[tuple[str, Flag]]:
     """The warnings and where each was raised, without repetitions, the gravest first."""
     found = [(folder, flag) for folder, report in run.evaluations.items() for flag in report.flags]
     found += [("report", flag) for flag in (study.flags if study else ())]

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -23,7 +23,7 @@ from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from atlas.files import write_atomic
-from atlas.reports.collect import Epoch, Run
+from atlas.reports.collect import Epoch, ReportedModel
 from atlas.reports.quick_attack import STEPS, Study, valid
 from atlas.reports.tables import Cell, Table
 from atlas.terminal import one_line
@@ -162,7 +162,7 @@ class Curve:
     """Which of the run's curves this is, if there are several."""
     faint: bool = False
     """Without markers, beside another curve of the run."""
-    marks: Mapping[str, float] | None = None
+    marks: Mapping[str, float] = field(default_factory=dict)
     """Where the "best" epoch and a "collapse" are, along x."""
 
     @property
@@ -203,25 +203,23 @@ class Chart:
     def draw(self, axes: Any, labels: Mapping[str, str]) -> dict[str, list[str]]:
         """Draw within `style()`, with these labels of runs; the tooltips of markers, by the artist's gid."""
         hints: dict[str, list[str]] = {}
-        banded = len(self.curves) <= MOST_BANDS
         for number, curve in enumerate(self.curves):
-            points = [(x, cell) for x, cell in curve.points if cell.value is not None]
-            look = look_of(curve.index)
-            if banded:
-                _draw_band(axes, points, look["color"])
-            y = [cell.value for _, cell in points]
-            every = max(1, math.ceil(len(points) / MOST_DOTS))
+            points = {x: cell for x, cell in curve.points if cell.value is not None}
+            x, y = list(points), [cell.value for cell in points.values()]
+            look, every = look_of(curve.index), max(1, math.ceil(len(points) / MOST_DOTS))
+            if len(self.curves) <= MOST_BANDS and all(cell.interval for cell in points.values()):
+                low, high = zip(*map(_ends, points.values()), strict=True)
+                axes.fill_between(x, low, high, color=look["color"], alpha=0.14, lw=0, gid="band:0")
             if curve.faint:
-                faint = {"marker": "", "alpha": 0.4, "lw": 0.7 * matplotlib.rcParams["lines.linewidth"]}
-                axes.plot([x for x, _ in points], y, **{**look, **faint}, gid=f"faint:{number}")
+                axes.plot(x, y, **{**look, "marker": ""}, alpha=0.4, gid=f"faint:{number}")
                 continue
             named = {"label": labels.get(curve.run, ""), "gid": f"line:{number}"}
-            axes.plot([x for x, _ in points], y, **look, **named, markevery=every, clip_on=False)
-            hints[f"line:{number}"] = [self._hint(curve, x, cell) for x, cell in points[::every]]
-            for kind, at in (curve.marks or {}).items():
-                if cell := dict(points).get(at):
-                    _draw_mark(axes, kind, at, cell, look["color"], f"{kind}:{number}")
-                    hints[f"{kind}:{number}"] = [self._hint(curve, at, cell, f", {kind}")]
+            axes.plot(x, y, **look, **named, markevery=every, clip_on=False)
+            hints[f"line:{number}"] = [self._hint(curve, at, points[at]) for at in x[::every]]
+            for kind, at in curve.marks.items():
+                if at in points:
+                    _draw_mark(axes, kind, at, points[at].value, look["color"], f"{kind}:{number}")
+                    hints[f"{kind}:{number}"] = [self._hint(curve, at, points[at], f", {kind}")]
         self._draw_axes(axes)
         return hints
 
@@ -229,36 +227,37 @@ class Chart:
         return f"{curve.label}{kind}: {self.x_text(x)}: {cell.text} {cell.bounds}".rstrip()
 
     def _draw_axes(self, axes: Any) -> None:
-        if self.guide is not None:
-            axes.axvline(self.guide[0], color=SOFT, lw=0.8, ls=(0, (2, 3)), gid="guide:0")
-            where = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-            axes.text(self.guide[0], 1.01, label(self.guide[1]), **where, color=SOFT, gid="guide-text:0")
-        cells = [cell for curve in self.curves for _, cell in curve.points if cell.value is not None]
-        low, high = min((_low(cell) for cell in cells), default=0.0), max(map(_high, cells), default=1.0)
         number = FuncFormatter(lambda value, _: f"{value:g}")
-        axes.set(xlabel=self.x_label, ylabel=self.y_label, xlim=self.x_limits)
+        axes.set(xlabel=self.x_label, ylabel=self.y_label)
         if self.x_ticks:
-            axes.set(xscale="log", xticks=self.x_ticks, xlim=self.x_limits)
+            axes.set(xscale="log", xticks=self.x_ticks)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=self.x_limits[1] > 1, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(number)
+        axes.set(xlim=self.x_limits)
+        ends = [_ends(cell) for curve in self.curves for _, cell in curve.points if cell.value is not None]
+        low, high = min((low for low, _ in ends), default=1.0), max((high for _, high in ends), default=1.0)
         if self.y_log:
             bottom = math.floor(math.log10(low)) if low > 0 else 0
-            top = max(bottom + 1, math.ceil(math.log10(high)))
-            axes.set(yscale="log", ylim=(10.0**bottom, 10.0**top))
+            axes.set(yscale="log", ylim=(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(math.log10(high)))))
             axes.yaxis.set_major_formatter(number)
-        else:
-            tens = 10 * math.floor(low / 10) if low > 50 and self.x_ticks else 0
-            axes.set(ylim=(tens, 100))
-            axes.yaxis.set_major_locator(MultipleLocator(20 if tens < 70 else 10))
+        else:  # the upper part, if it has everything
+            bottom = 10 * math.floor(low / 10) if low > 50 and self.x_ticks else 0
+            axes.set(ylim=(bottom, 100))
+            axes.yaxis.set_major_locator(MultipleLocator(20 if bottom < 70 else 10))
         axes.minorticks_off()
+        if self.guide is not None:
+            axes.axvline(self.guide[0], color=SOFT, lw=0.8, ls=(0, (2, 3)), gid="guide:0")
+            where: Any = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            axes.text(self.guide[0], 1.01, label(self.guide[1]), **where, color=SOFT, gid="guide-text:0")
 
     @property
     def svg(self) -> Markup:
         """For a page: text as text, colours of its theme, no style attributes, which its policy forbids."""
         with matplotlib.rc_context({**STYLE, **PAGE_STYLE}), _without_glyph_warnings():
             figure = Figure(figsize=(460 / 72, 280 / 72))
-            axes = figure.add_axes((0.12, 0.165, 0.85, 0.765))
+            left = 0.16 if self.y_log else 0.12
+            axes = figure.add_axes((left, 0.165, 0.97 - left, 0.765))
             axes.patch.set_visible(False)
             figure.patch.set_visible(False)
             hints = self.draw(axes, {})
@@ -274,83 +273,60 @@ def look_of(index: int) -> dict[str, Any]:
     return {"color": colour, "linestyle": "--" if dashed else "-", **marker}
 
 
-def _draw_band(axes: Any, points: Sequence[tuple[float, Cell]], colour: str) -> None:
-    if len(points) > 1 and all(cell.interval for _, cell in points):
-        low, high = ([end(cell) for _, cell in points] for end in (_low, _high))
-        axes.fill_between([x for x, _ in points], low, high, color=colour, alpha=0.14, lw=0, gid="band:0")
+def _ends(cell: Cell) -> tuple[float, float]:
+    """The interval of a value, or the value twice."""
+    return cell.interval or (cell.value or 0.0, cell.value or 0.0)
 
 
-def _draw_mark(axes: Any, kind: str, x: float, cell: Cell, colour: str, gid: str) -> None:
+def _draw_mark(axes: Any, kind: str, x: float, y: float | None, colour: str, gid: str) -> None:
     """A ring around the best epoch; a cross where the model collapsed."""
     size = 1.9 * matplotlib.rcParams["lines.markersize"]
     if kind == "best":
-        axes.plot([x], [cell.value], "o", markersize=size, markerfacecolor="none", color=colour, gid=gid)
+        axes.plot([x], [y], "o", markersize=size, markerfacecolor="none", color=colour, gid=gid)
         return
-    axes.plot([x], [cell.value], "x", markersize=size, markeredgewidth=2, color=BAD, zorder=5, gid=gid)
-    over = x > 0.8 * axes.dataLim.x1  # there the text would leave the chart
-    axes.annotate(
-        kind,
-        (x, cell.value or 0.0),
-        (-8 if over else 8, 8),
-        textcoords="offset points",
-        ha="right" if over else "left",
-        color=BAD,
-        gid="collapse-text:0",
-    )
-
-
-def _low(cell: Cell) -> float:
-    return cell.interval[0] if cell.interval else cell.value or 0.0
-
-
-def _high(cell: Cell) -> float:
-    return cell.interval[1] if cell.interval else cell.value or 0.0
+    axes.plot([x], [y], "x", markersize=size, markeredgewidth=2, color=BAD, zorder=5, gid=gid)
+    left = x > 0.8 * axes.dataLim.x1  # on the right the text would leave the chart
+    where: Any = {"xytext": (-8 if left else 8, 8), "textcoords": "offset points"}
+    axes.annotate(kind, (x, y), **where, ha="right" if left else "left", color=BAD, gid="collapse-text:0")
 
 
 def _for_page(root: ET.Element, name: str, title: str, hints: Mapping[str, Sequence[str]]) -> Markup:
-    """matplotlib's SVG as part of a page: `kind:number` ids become classes, other ids begin with `name`."""
+    """matplotlib's SVG as part of a page.
+
+    Ids of the form `kind:number` become classes; those that are referred to begin with `name`, and the others
+    go. Properties of style attributes become attributes, in the colours of the theme; fonts are the page's.
+    """
+    for node in root.iter():
+        node.tag, node.tail = node.tag.rpartition("}")[2], None
     for parent in list(root.iter()):
-        parent.tag = parent.tag.rpartition("}")[2]
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style", "clipPath"):
-                parent.remove(child)
-    parents = {child: parent for parent in root.iter() for child in parent}
+        for child in [child for child in parent if child.tag in ("metadata", "style", "clipPath")]:
+            parent.remove(child)
+    used = {value[1:] for node in root.iter("use") for key, value in node.items() if key.endswith("href")}
     for node in root.iter():
         gid = node.get("id", "")
-        for hint, mark in zip(hints.get(gid, ()), node.iter("use"), strict=False):
-            ET.SubElement(mark, "title").text = hint
-        in_defs = node in parents and parents[node].tag == "defs"
-        attributes = dict(_attribute(key, value, name) for key, value in _styles(node).items())
-        dropped = () if in_defs else ("id",)
-        node.attrib = {key: value for key, value in attributes.items() if key and key not in dropped}
-        if ":" in gid:
-            node.set("class", gid.partition(":")[0])
-        if node.tag not in ("text", "tspan", "title"):
+        for hint, marker in zip(hints.get(gid, ()), node.iter("use"), strict=False):
+            ET.SubElement(marker, "title").text = hint
+        styles = [part.partition(":") for part in node.attrib.pop("style", "").split(";") if ":" in part]
+        given = dict(node.attrib) | {key.strip(): value.strip() for key, _, value in styles}
+        node.attrib = {"class": gid.partition(":")[0]} if ":" in gid else {}
+        for key, value in given.items():
+            key = key.rpartition("}")[2]
+            if key == "id" and value in used:
+                node.set("id", f"{name}-{value}")
+            elif key == "href":
+                node.set("href", f"#{name}-{value[1:]}")
+            elif not (key in ("id", "clip-path") or key.startswith("font") or value.startswith("rotate(-0 ")):
+                node.set(key, THEME.get(value.lower()) or _short(value))
+        if node.tag not in ("text", "title"):
             node.text = None
-        node.tail = None
     root.attrib = {"viewBox": root.attrib["viewBox"], "class": "chart", "role": "img", "aria-label": title}
     return Markup(ET.tostring(root, encoding="unicode"))
 
 
-def _styles(node: ET.Element) -> dict[str, str]:
-    """The attributes of an element, with the properties of its style as attributes too."""
-    rest = {key: value for key, value in node.attrib.items() if key != "style"}
-    pairs = [part.partition(":") for part in node.get("style", "").split(";") if ":" in part]
-    return rest | {key.strip(): value.strip() for key, _, value in pairs}
-
-
-def _attribute(key: str, value: str, name: str) -> tuple[str, str]:
-    """As a page has it; without a key where it has none: fonts are those of the page's style."""
-    key = key.rpartition("}")[2]
-    if key.startswith("font") or key == "clip-path" or value.startswith("rotate(-0 "):
-        return "", ""
-    if key == "id":
-        return key, f"{name}-{value}"
-    if key == "href":
-        return key, f"#{name}-{value[1:]}"
-    if key == "d":
-        value = re.sub(r"\s*([A-Za-z])\s*", r"\1", value)
-    return key, THEME.get(value.lower(), re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.4g}", value))
+def _short(value: str) -> str:
+    """An attribute with fewer digits, and paths without needless spaces."""
+    value = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.4g}", value)
+    return re.sub(r"\s*([MLCQzZ])\s*", r"\1", value)
 
 
 def colour_class(index: int) -> str:
@@ -411,7 +387,7 @@ def study_charts(studies: Mapping[str, Study], colours: Mapping[str, int], end: 
     ]
 
 
-def training_charts(runs: Sequence[Run], colours: Mapping[str, int]) -> list[Chart]:
+def training_charts(runs: Sequence[ReportedModel], colours: Mapping[str, int]) -> list[Chart]:
     """Validation accuracy, robust and clean, and the squared Jacobian norm by epoch."""
     accuracy, jacobian = list[Curve](), list[Curve]()
     for run in runs:
@@ -435,7 +411,9 @@ def _at(epoch: Epoch, value: float, pattern: str) -> tuple[float, Cell]:
     return float(epoch.number), Cell.number(value, pattern) if finite else Cell("not finite")
 
 
-def save_figures(folder: Path, runs: Sequence[Run], groups: Sequence[Mapping[str, Study]]) -> list[Path]:
+def save_figures(
+    folder: Path, runs: Sequence[ReportedModel], groups: Sequence[Mapping[str, Study]]
+) -> list[Path]:
     """Write every plot that there are numbers for; the files written."""
     colours = {run.name: index for index, run in enumerate(runs)}
     made: dict[str, list[Chart]] = {}

@@ -1,8 +1,7 @@
-"""What a page shows and no evaluation keeps: accuracy by radius and by steps, and answers under attack.
+"""The quick attack of a report: accuracy by radius and by steps, and predictions under attack.
 
-One cheap attack (Un-T, one start) on the first n test images, kept in the run's folder under the hash of all
-that decides it, so that it is made once. It shows shapes and examples; the numbers to quote are those of
-`atlas evaluate`.
+One cheap attack (Un-T, one start) on the first n test images, stored in the run's folder under the hash of
+everything it depends on. It shows shapes and examples; the numbers to quote are those of `atlas evaluate`.
 """
 
 from __future__ import annotations
@@ -29,23 +28,23 @@ from atlas.evaluation import Flag, Score
 from atlas.evaluation.plan import attack_table
 from atlas.evaluation.probes import probe
 from atlas.evaluation.run_attack import check_inputs
-from atlas.reports.collect import Run
+from atlas.reports.collect import ReportedModel
 from atlas.rng import Rng
 from atlas.terminal import Terminal, share_bars
 from atlas.threat import Threat
 
 RADII = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
-"""In units of the run's eps. Beyond it the accuracy has to fall to nothing, or the attack is blind."""
+"""In units of the run's eps. Far beyond it a working attack leaves no accuracy."""
 STEPS = (1, 2, 5, 10, 20, 50)
 SHOWN = 10
-"""Images in the gallery: of each class the first that is right, so that nobody picks them."""
+"""Classes in the gallery: of each the first image that is right."""
 FORM = 2
-"""Counted up when what is kept changes."""
+"""The version of the stored file."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a reader can choose."""
+    """The settings of the quick attack."""
 
     n: int = 200
     steps: int = 20
@@ -64,7 +63,7 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Of N images; tensors on the CPU."""
+    """The results of the quick attack on N images; tensors on the CPU."""
 
     threat: Threat
     settings: Settings
@@ -77,9 +76,9 @@ class Study:
     logits_adv: Tensor
     """f(x') at the full radius, [N, C]; f(x) where x itself is wrong."""
     radius: Tensor
-    """At which of RADII each image first falls, int64 [N]; -1 if wrong as it is, len(RADII) if never."""
+    """At which of RADII each image is first fooled, int64 [N]; -1 if wrong before, len(RADII) if never."""
     held: Tensor
-    """Whether it stands after each of STEPS at the full radius, bool [len(STEPS), N]."""
+    """Whether it is right after each of STEPS at the full radius, bool [len(STEPS), N]."""
     shown: Tensor
     """Which of the images are in the gallery, int64 [G]."""
     x: Tensor
@@ -89,7 +88,7 @@ class Study:
     class_names: tuple[str, ...] = ()
 
     def named(self, label: int) -> str:
-        """What a class is called."""
+        """The name of a class."""
         return self.class_names[label] if label < len(self.class_names) else str(label)
 
     @property
@@ -98,12 +97,12 @@ class Study:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Fatal flags, for which none of it must be shown as robustness."""
+        """The names of fatal warnings: none of it may be shown as robustness."""
         return tuple(dict.fromkeys(flag.name for flag in self.flags if flag.fatal))
 
     @cached_property
     def by_radius(self) -> list[tuple[float, Score]]:
-        """(eps, accuracy). An image that falls within some radius has fallen within every larger one."""
+        """(eps, accuracy). An image that is fooled within a radius counts as fooled within larger ones."""
         scores = [self._score(self.radius > index) for index in range(-1, len(RADII))]
         return list(zip([0.0, *(wider(self.threat, r).eps for r in RADII)], scores, strict=True))
 
@@ -121,7 +120,7 @@ class Study:
 
 
 def wider(threat: Threat, share: float) -> Threat:
-    """The threat with so many times its radius, as far as it can have that."""
+    """The threat with `share` times its radius, at most the largest possible one."""
     return threat.at(min(share * threat.eps, threat.largest_eps))
 
 
@@ -140,7 +139,7 @@ def valid(studies: Mapping[str, Study]) -> dict[str, Study]:
 
 
 class Display:
-    """A bar over the parts of all studies, on a terminal; nothing of a run's name is taken for markup."""
+    """A progress bar over the attacks of all studies, on a terminal."""
 
     def __init__(self, parts: int, *, shown: bool = True) -> None:
         self.console = Terminal(stderr=True, quiet=not shown)
@@ -161,8 +160,8 @@ PARTS = len(STEPS) + len(RADII)
 """Attacks on each model, at most."""
 
 
-def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
-    """From the run's folder where it is known, else by attacking the run's model."""
+def study(run: ReportedModel, images: Images, settings: Settings, display: Display) -> Study:
+    """Read from the run's folder if it is there, else made by attacking the run's model."""
     assert run.threat is not None
     data, threat = images.subset(slice(settings.n)), run.threat
     data_hash = data.fingerprint()
@@ -171,12 +170,12 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
     path = run.path / "report" / f"study-{fingerprint(key)}.safetensors"
     found = _known(path, key)
     if found is None:
-        tensors, about = _made(run, data, settings, tell)
+        tensors, about = _made(run, data, settings, display)
         found = tensors, {**about, "key": _plain(key)}
         try:
             save_tensors(path, *found)
-        except DiskError as error:  # such as a folder of somebody else's
-            tell.say(f"not kept for the next time: {error}")
+        except DiskError as error:  # such as a folder without write permission
+            display.say(f"the quick attack was not stored: {error}")
     tensors, about = found
     flags = tuple(Flag(**flag) for flag in about["flags"])
     names = data.class_names
@@ -186,7 +185,7 @@ def study(run: Run, images: Images, settings: Settings, tell: Display) -> Study:
 
 
 def _known(path: Path, key: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """What is kept under the key. A damaged file, or one copied from elsewhere, is made again."""
+    """What is stored under the key. A damaged file, or one copied from another run, is made again."""
     if path.exists():
         with suppress(CheckpointError):
             tensors, about = load_tensors(path)
@@ -200,82 +199,57 @@ def _plain(key: Mapping[str, Any]) -> Any:
 
 
 def _made(
-    run: Run, data: Images, settings: Settings, tell: Display
+    run: ReportedModel, data: Images, settings: Settings, display: Display
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert run.model is not None
     assert run.threat is not None
-    model, threat = run.model, run.threat
+    model, threat, chosen = run.model, run.threat, settings.attack
     device = next(model.parameters()).device
     x, y = data.pixels(slice(None), device), data.y.to(device)
     check_inputs(model, x, y, threat)
     rng = Rng.lanes(settings.seed, data.ids.to(device)).fold("report")
+
+    def attacked(attack: Untargeted, ball: Threat, what: str, which: Tensor) -> Outcome:
+        search = engine.Engine(attack, model, x[which], y[which], ball, rng[which])
+        while not search.finished:
+            search.step()
+            display.step(f"{run.name}: {what}", search.share_done)
+        return search.outcome()
+
     with frozen(model):
         flags = probe(model, x, y, threat, rng=rng, eot=False)
         logits = engine.predict(model, x, 256)
-        under = _Under(run, x, y, rng, tell)
-        main = under.attack(settings.attack, threat, "answers under attack")
+        right, everything = logits.argmax(1) == y, torch.arange(len(y), device=device)
+        main = attacked(chosen, threat, "predictions under attack", everything)
         held = [
             main.robust
             if steps == settings.steps
-            else under.attack(Untargeted(steps=steps, restarts=1), threat, f"{steps} steps").robust
+            else attacked(Untargeted(steps=steps, restarts=1), threat, f"{steps} steps", everything).robust
             for steps in STEPS
         ]
-        radius = under.first_radius(settings.attack, threat, logits.argmax(1) == y, main.robust)
+        radius = torch.where(right, len(RADII), -1)
+        for index, share in enumerate(RADII):  # from the smallest, on the images that are still right
+            which = (radius == len(RADII)).nonzero()[:, 0]
+            if not len(which):
+                break
+            at_eps, ball = share == 1.0, wider(threat, share)
+            robust = main.robust[which] if at_eps else attacked(chosen, ball, f"{share:g} eps", which).robust
+            radius[which[~robust]] = index
         logits_adv = engine.predict(model, main.x_adv, 256)
-    shown = first_of_each_class(data.y, (logits.argmax(1) == y).cpu())
+    shown = first_of_each_class(data.y, right.cpu())
     tensors = {"logits": logits, "logits_adv": logits_adv, "radius": radius, "held": torch.stack(held)}
     tensors |= {"shown": shown, "x": x[shown.to(device)], "x_adv": main.x_adv[shown.to(device)]}
     return {k: v.cpu() for k, v in tensors.items()}, {"flags": [asdict(flag) for flag in flags]}
 
 
-@dataclass(frozen=True, eq=False)
-class _Under:
-    """The images of a run under one attack after the other."""
-
-    run: Run
-    x: Tensor
-    y: Tensor
-    rng: Rng
-    tell: Display
-
-    def attack(self, attack: Untargeted, threat: Threat, what: str, which: Tensor | None = None) -> Outcome:
-        assert self.run.model is not None
-        which = torch.arange(len(self.y), device=self.y.device) if which is None else which
-        x, y, rng = self.x[which], self.y[which], self.rng[which]
-        search = engine.Engine(attack, self.run.model, x, y, threat, rng)
-        while not search.finished:
-            search.step()
-            self.tell.step(f"{self.run.name}: {what}", search.share_done)
-        return search.outcome()
-
-    def first_radius(self, attack: Untargeted, threat: Threat, right: Tensor, robust: Tensor) -> Tensor:
-        """At which of RADII each image falls, from the smallest up, those that have fallen left out.
-
-        right, robust: on the images themselves, and under this attack at the full radius.
-        """
-        radius = torch.full_like(self.y, len(RADII))
-        radius[~right] = -1
-        for index, share in enumerate(RADII):
-            which = (radius == len(RADII)).nonzero()[:, 0]
-            if not len(which):
-                break
-            ball = wider(threat, share)
-            known = share == 1.0
-            held = robust[which] if known else self.attack(attack, ball, f"{share:g} eps", which).robust
-            radius[which[~held]] = index
-        return radius
-
-
 def first_of_each_class(y: Tensor, right: Tensor) -> Tensor:
-    """The places of the first image of each class that is right, else of its first; int64 [G], by class.
+    """The indices of the first image of each class that is right, else of its first; int64 [G], by class.
 
-    Of the SHOWN classes that come first, whatever the model, so that galleries of several can be joined.
+    Of the first SHOWN classes to appear, whatever the model, so that galleries of several can be joined.
     """
-    labels = list(dict.fromkeys(y.tolist()))[:SHOWN]
-    return torch.tensor([_first(y == label, right) for label in sorted(labels)], device="cpu")
-
-
-def _first(its: Tensor, right: Tensor) -> int:
-    """The first of a class's images that is right, else the first."""
-    wanted = its & right
-    return int((wanted if wanted.any() else its).nonzero()[0, 0])
+    found = []
+    for label in sorted(list(dict.fromkeys(y.tolist()))[:SHOWN]):
+        of_class = y == label
+        known = of_class & right
+        found.append(int((known if known.any() else of_class).nonzero()[0, 0]))
+    return torch.tensor(found, device="cpu")

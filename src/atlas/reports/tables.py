@@ -1,4 +1,4 @@
-"""Tables of results, once, for all who read them: Markdown, LaTeX, CSV and JSON."""
+"""Tables of results, as Markdown, LaTeX, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIED = "†"
 
 @dataclass(frozen=True)
 class Cell:
-    """Text, and behind it a number where there is one, with its interval in the same unit."""
+    """A text, with its number and interval in the same unit, if it has them."""
 
     text: str
     value: float | None = None
@@ -34,7 +34,7 @@ class Cell:
 
     @classmethod
     def of(cls, score: Score, pattern: str = "{:.1f}%", *, best: bool = False, tied: bool = False) -> Cell:
-        """An accuracy in percent with its 95% interval; an invalid one is text, at best with a bound."""
+        """An accuracy in percent with its 95% interval; an invalid one is text."""
         if score.reasons:
             return cls(str(score))
         low, high = score.interval
@@ -89,8 +89,8 @@ class Table:
         for row in self.rows:
             if len(row) != len(self.columns):
                 raise UsageError(
-                    f"table {self.title!r}: a row has {len(row)} cells; wanted {len(self.columns)}: "
-                    f"{', '.join(self.columns)}"
+                    f"a row of table {self.title!r} must have {len(self.columns)} cells "
+                    f"({', '.join(self.columns)}), got {len(row)}"
                 )
 
     @property
@@ -102,7 +102,7 @@ class Table:
         return (*bold, *marks, *self.notes)
 
     def markdown(self) -> str:
-        """GitHub's form of a table."""
+        """GitHub's Markdown."""
         head, *rest = [escape_markdown(column) for column in self.columns], ["---"] * len(self.columns)
         lines = [head, *rest, *([_markdown(cell) for cell in row] for row in self.rows)]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -112,7 +112,37 @@ class Table:
 
     def latex(self) -> str:
         """A table for `\\usepackage{booktabs}`; a wide one fits the page, with `\\usepackage{graphicx}`."""
-        return as_latex(self)
+        rows = [[_latex(cell) for cell in row] for row in self.rows]
+        heads = [(escape_latex(column), "") for column in self.columns]
+        wide = _points([heads, *rows]) > LATEX_WIDTH
+        numeric = [any(row[k].value is not None for row in self.rows) for k in range(len(self.columns))]
+        tabular = [
+            rf"  \begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
+            r"    \toprule",
+            *_lines([_in_two_lines(column) for column in self.columns] if wide else heads, wide),
+            r"    \midrule",
+            *(line for row in rows for line in _lines(row, wide)),
+            r"    \bottomrule",
+            r"  \end{tabular}",
+        ]
+        if wide:  # in a smaller font, and scaled down if it is still wider than the page
+            tabular = [
+                r"  \footnotesize\setlength{\tabcolsep}{3pt}",
+                r"  \sbox0{%",
+                *tabular[:-1],
+                f"{tabular[-1]}}}",
+                r"  \ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
+            ]
+        lines = [
+            r"\begin{table*}" if wide else r"\begin{table}",
+            r"  % \usepackage{booktabs,graphicx}" if wide else r"  % \usepackage{booktabs}",
+            r"  \centering",
+            rf"  \caption{{{escape_latex(self.title)}}}",
+            *tabular,
+            *(rf"  \par\smallskip{{\footnotesize {escape_latex(note)}}}" for note in self.legend),
+            r"\end{table*}" if wide else r"\end{table}",
+        ]
+        return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """RFC 4180: numbers as numbers; a column with intervals is followed by its low and high ends."""
@@ -153,40 +183,13 @@ def _number(value: float) -> str:
 
 
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
-"""The sign of a negative number, for which LaTeX would set a hyphen."""
-PAGE = 345
-"""Points: the width of the text in LaTeX's own article."""
-
-
-def as_latex(table: Table) -> str:
-    """The table for `\\usepackage{booktabs}`; a wide one fits the page, with `\\usepackage{graphicx}`."""
-    rows = [[_latex(cell) for cell in row] for row in table.rows]
-    heads = [(escape_latex(column), "") for column in table.columns]
-    wide = _points([heads, *rows]) > PAGE
-    numeric = [any(row[k].value is not None for row in table.rows) for k in range(len(table.columns))]
-    tabular = [
-        rf"  \begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
-        r"    \toprule",
-        *_lines([_broken(column) for column in table.columns] if wide else heads, wide),
-        r"    \midrule",
-        *(line for row in rows for line in _lines(row, wide)),
-        r"    \bottomrule",
-        r"  \end{tabular}",
-    ]
-    lines = [
-        r"\begin{table*}" if wide else r"\begin{table}",
-        r"  % \usepackage{booktabs,graphicx}" if wide else r"  % \usepackage{booktabs}",
-        r"  \centering",
-        rf"  \caption{{{escape_latex(table.title)}}}",
-        *(_fitting(tabular) if wide else tabular),
-        *(rf"  \par\smallskip{{\footnotesize {escape_latex(note)}}}" for note in table.legend),
-        r"\end{table*}" if wide else r"\end{table}",
-    ]
-    return "\n".join(lines) + "\n"
+"""The sign of a negative number, which LaTeX would set as a hyphen."""
+LATEX_WIDTH = 345
+"""Points: the width of the text in LaTeX's article class."""
 
 
 def _latex(cell: Cell) -> tuple[str, str]:
-    """What it says, and in small print its interval and note."""
+    """Its text, and in small print its interval and note."""
     text = escape_latex(cell.text + cell.mark)
     if cell.value is not None:
         text = MINUS.sub("$-$", text)
@@ -194,8 +197,8 @@ def _latex(cell: Cell) -> tuple[str, str]:
     return rf"\textbf{{{text}}}" if cell.best else text, small
 
 
-def _broken(head: str) -> tuple[str, str]:
-    """The head of a column in two lines: before a bracket, or near its middle."""
+def _in_two_lines(head: str) -> tuple[str, str]:
+    """The head of a column, split before a bracket or near its middle."""
     gaps = [m.start() for m in re.finditer(r" (?=\()", head)] or [m.start() for m in re.finditer(" ", head)]
     at = min(gaps, key=lambda gap: abs(gap - len(head) / 2), default=len(head))
     return escape_latex(head[:at]), escape_latex(head[at:].strip())
@@ -210,24 +213,13 @@ def _lines(cells: Sequence[tuple[str, str]], wide: bool) -> list[str]:
 
 
 def _points(rows: Sequence[Sequence[tuple[str, str]]]) -> float:
-    """About how wide a table comes out in a font of ten points, with the gaps between columns."""
+    """The approximate width of a table in a font of ten points, with the gaps between columns."""
     widths = [[5 * len(text) + 3.5 * len(small) for text, small in row] for row in rows]
     return float(sum(max(column) + 12 for column in zip(*widths, strict=True)))
 
 
-def _fitting(tabular: Sequence[str]) -> list[str]:
-    """A tabular in a smaller font, and scaled down, never up, where it is wider than the page even so."""
-    return [
-        r"  \footnotesize\setlength{\tabcolsep}{3pt}",
-        r"  \sbox0{%",
-        *tabular[:-1],
-        f"{tabular[-1]}}}",
-        r"  \ifdim\wd0>\linewidth \resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi",
-    ]
-
-
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""What a spreadsheet takes for the start of a formula."""
+"""The first characters of formulas in spreadsheets."""
 NEGATIVE = re.compile(r"-\d+(\.\d+)?([eE][+-]?\d+)?%?")
 LATEX = {
     **{char: f"\\{char}" for char in "&%$#_{}"},

@@ -1,4 +1,4 @@
-"""From models to a page, tables or plots."""
+"""Write the page or the tables of a report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from atlas.errors import AtlasError, UsageError
 from atlas.evaluation import Report
 from atlas.files import write_atomic
 from atlas.reports import page
-from atlas.reports.collect import Given, Run, load_test_images
+from atlas.reports.collect import Given, ReportedModel, load_test_images
 from atlas.reports.comparison import comparisons, long_table
 from atlas.reports.gallery import Kept, kept_images
 from atlas.reports.quick_attack import PARTS, Display, Settings, Study, study
@@ -27,7 +27,7 @@ SUFFIXES = {
     ".csv": "csv",
     ".json": "json",
 }
-"""What a file of such a name is taken to be."""
+"""The format of a file by its suffix."""
 FORMATS = tuple(dict.fromkeys(SUFFIXES.values()))
 
 
@@ -37,7 +37,9 @@ def save_report(report: Report, path: Path, name: str) -> None:
     if kind is None:
         raise UsageError(f"path must end in one of {', '.join(SUFFIXES)}, got {path}")
     folder = report.folder.name if report.folder else "evaluation"
-    run = Run(name, report.folder or path.parent, {folder: report}, weights=str(report.about["model"]))
+    run = ReportedModel(
+        name, report.folder or path.parent, {folder: report}, weights=str(report.about["model"])
+    )
     if kind == "html":
         text = page.render([run], {}, "", {name: kept_images(report)})
     elif kind == "json":
@@ -47,35 +49,40 @@ def save_report(report: Report, path: Path, name: str) -> None:
     write_atomic(path, text.encode())
 
 
-def kept(runs: Sequence[Run], given: Given) -> dict[str, list[Kept]]:
-    """Images that fool each model, from that of its evaluations that kept images of the most classes.
+def kept(runs: Sequence[ReportedModel], given: Given) -> dict[str, list[Kept]]:
+    """Images that fool each model, of the evaluation that kept images of the most classes.
 
     With the originals, where the data set can be read.
     """
-    found = {}
-    for run in runs:
-        galleries = [
-            kept_images(report, _evaluated(report, run, given)) for report in run.evaluations.values()
-        ]
-        found[run.name] = max(galleries, key=len, default=[])
-    return found
+    return {
+        run.name: max(
+            (kept_images(report, _evaluated(report, run, given)) for report in run.evaluations.values()),
+            key=len,
+            default=[],
+        )
+        for run in runs
+    }
 
 
-def _evaluated(report: Report, run: Run, given: Given) -> Images | None:
+def _evaluated(report: Report, run: ReportedModel, given: Given) -> Images | None:
     """The data set of an evaluation, where it can be read."""
     if report.folder is None or not any(report.folder.glob("images-*")):
         return None
     if given.data and not run.data:
         return data.load(given.data, train=False, root=given.root)
-    with suppress(AtlasError):  # it may have only a name of its own, or not be on this machine
+    with suppress(AtlasError):  # its name may be the caller's own, or it is not on this machine
         return data.load(run.data or str(report.about["data"]), train=False, root=given.root)
     return None
 
 
 def studied(
-    runs: Sequence[Run], settings: Settings = Settings(), *, root: Path | None = None, progress: bool = True
+    runs: Sequence[ReportedModel],
+    settings: Settings = Settings(),
+    *,
+    root: Path | None = None,
+    progress: bool = True,
 ) -> dict[str, Study]:
-    """The studies of all runs whose weights are at hand, made where they are not known yet."""
+    """The quick attacks on all runs with weights, read from their folders or made."""
     able = [(run, run.data) for run in runs if run.model is not None and run.threat and run.data]
     images: dict[str, Images] = {}
     found = {}
@@ -84,17 +91,14 @@ def studied(
         for run, name in able:
             if name not in images:
                 images[name] = load_test_images(name, root)
-            found[run.name] = _doubted(study(run, images[name], settings, display), run)
+            made = study(run, images[name], settings, display)
+            # Evaluations see more than a quick attack does.
+            fatal = [flag for report in run.evaluations.values() for flag in report.flags if flag.fatal]
+            found[run.name] = replace(made, flags=tuple(dict.fromkeys([*made.flags, *fatal])))
     return found
 
 
-def _doubted(made: Study, run: Run) -> Study:
-    """With the fatal flags of the run's evaluations, which saw more than a quick look does."""
-    fatal = [flag for report in run.evaluations.values() for flag in report.flags if flag.fatal]
-    return replace(made, flags=tuple(dict.fromkeys([*made.flags, *fatal])))
-
-
-def tables(runs: Sequence[Run], kind: str) -> str:
+def tables(runs: Sequence[ReportedModel], kind: str) -> str:
     """The comparisons as Markdown or LaTeX. CSV is one long table, a row per model and attack; JSON is a list
     of the summaries of all evaluations."""
     if not any(run.evaluations for run in runs):
@@ -102,14 +106,11 @@ def tables(runs: Sequence[Run], kind: str) -> str:
     if kind == "csv":
         return long_table(runs).csv()
     if kind == "json":
-        return json.dumps(_summaries(runs), indent=2) + "\n"
+        summaries = [
+            {"model": run.name, "evaluation": folder, **report.summary()}
+            for run in runs
+            for folder, report in run.evaluations.items()
+        ]
+        return json.dumps(summaries, indent=2) + "\n"
     found = [t for c in comparisons(runs) for t in (c.table(), c.differences()) if t is not None]
     return "\n".join(table.markdown() if kind == "md" else table.latex() for table in found)
-
-
-def _summaries(runs: Sequence[Run]) -> list[dict[str, object]]:
-    return [
-        {"model": run.name, "evaluation": folder, **report.summary()}
-        for run in runs
-        for folder, report in run.evaluations.items()
-    ]

@@ -53,19 +53,19 @@ def test_a_run_without_evaluation_or_weights_says_so(run: Path) -> None:
     (run / "best.safetensors").unlink()
     (found,) = collect([run])
     assert found.model is None
-    assert "nothing can be attacked" in found.notes[0]
+    assert "cannot be attacked" in found.notes[0]
     assert "atlas evaluate" in found.notes[1]
 
 
 def test_a_training_that_is_not_over_broke_off_or_was_changed_says_so(run: Path) -> None:
     (run / "last.safetensors").unlink()
     (run / "state.safetensors").write_bytes(b"")
-    assert collect([run])[0].notes == ("training has not come to its end",)
+    assert collect([run])[0].notes == ("training has not finished",)
     (run / "not-finite.json").write_text("{}")
-    assert collect([run])[0].notes == ("training broke off: its numbers were not finite",)
+    assert collect([run])[0].notes == ("training stopped because its numbers were not finite",)
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"changed_from": ["0123abcd"]}))
-    assert "changed on the way, from those of hash 0123abcd" in collect([run])[0].notes[0]
+    assert "changed during training, from hash 0123abcd" in collect([run])[0].notes[0]
 
 
 def test_evaluations_of_other_weights_or_without_end_are_left_out(run: Path, two_runs: list[Path]) -> None:
@@ -256,10 +256,10 @@ def test_a_run_with_one_answer_or_imbalanced_classes_says_so(run: Path) -> None:
     shares = {"constant": True, "val_majority": 0.96, "val_balanced": 0.1}
     written(metrics, [r | (shares if r.get("best") else {}) for r in unsigned(metrics)])
     (found,) = collect([run])
-    assert found.notes[0] == "constant: its weights give every validation image the same answer"
+    assert found.notes[0] == "constant: its weights give every validation image the same prediction"
     text = page.render([found], {}, "x")
     assert "share of the largest class 96.0%, mean over the classes 10.0%" in text
-    assert "one answer for every validation image" in text
+    assert "one prediction for every validation image" in text
 
 
 def rewritten(path: Path, old: str, new: str) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from atlas.evaluation import AttackResult, Flag, Report
 from atlas.evaluation.score import WORST_CASE
-from atlas.reports.collect import Run
+from atlas.reports.collect import ReportedModel
 from atlas.reports.comparison import Comparison, at_a_glance, comparisons, long_table, verdict
 from atlas.reports.tables import Cell
 from atlas.training import RunConfig
@@ -41,15 +41,15 @@ def report(right: int, *, shift: int = 0, fatal: Sequence[str] = (), **about: An
     return Report(known | about, torch.arange(N), zeros, everyone, {"PGD": result}, flags, {})
 
 
-def run(name: str, *reports: Report) -> Run:
+def run(name: str, *reports: Report) -> ReportedModel:
     found = {f"e{k}": each for k, each in enumerate(reports)}
     config = RunConfig.of(CONFIG)
     parts = {"method": config.method, "threat": config.threat, "training": config.training}
     known = {"data": config.data, "architecture": config.model, "settings": config.table(), **parts}
-    return Run(name, Path(name), found, config_hash="h", seconds=60.0, **known)
+    return ReportedModel(name, Path(name), found, config_hash="h", seconds=60.0, **known)
 
 
-def compare(*runs: Run) -> Comparison:
+def compare(*runs: ReportedModel) -> Comparison:
     (found,) = comparisons(runs)
     return found
 
@@ -203,8 +203,8 @@ def test_the_strongest_attack_comes_first_and_the_worst_of_several_is_called_so(
     strong.results["Un-T"] = strong.results.pop("PGD")
     both = replace(strong, results={**weak.results, **strong.results})
     found = comparisons([run("a", weak, strong)])
-    assert [each.worst_words for each in found] == ["under Un-T", "under PGD"]
-    assert compare(run("a", both)).worst_words == "in the worst case"
+    assert [each.worst_text for each in found] == ["under Un-T", "under PGD"]
+    assert compare(run("a", both)).worst_text == "in the worst case"
     assert len(comparisons([run("a", weak, strong), run("b", weak)])[0].entries) == 2, "most runs before all"
     own = report(90, threat={"name": "linf", "eps": 0.3})
     assert comparisons([run("a", strong, own)])[0].about["threat"]["eps"] == 0.3, (

@@ -17,7 +17,7 @@ from atlas.attacks import PGD
 from atlas.config import table_of
 from atlas.evaluation import Flag
 from atlas.reports import formatting, page
-from atlas.reports.collect import Run, collect
+from atlas.reports.collect import ReportedModel, collect
 from atlas.reports.quick_attack import Settings, Study, first_of_each_class
 from atlas.reports.write import studied, tables
 from atlas.threat import L2
@@ -44,13 +44,13 @@ class Seen(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def nasty(two_runs: list[Path]) -> tuple[list[Run], dict[str, Study]]:
+def nasty(two_runs: list[Path]) -> tuple[list[ReportedModel], dict[str, Study]]:
     runs = [replace(run, name=name) for run, name in zip(collect(two_runs), [NASTY, "two"], strict=True)]
     runs[0] = replace(runs[0], command=f'atlas "{NASTY}"', notes=(NASTY,), commit=NASTY)
     return runs, studied(runs, Settings(n=40), progress=False)
 
 
-def test_text_stays_text(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_text_stays_text(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     text = page.render(*nasty, command=f"atlas report '{NASTY}'")
     seen = Seen(text)
     assert seen.tags.count("script") == 1
@@ -62,7 +62,7 @@ def test_text_stays_text(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     assert not [name for _, name, _ in seen.attributes if name.startswith("on") or name == "style"]
 
 
-def test_nothing_is_fetched(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_nothing_is_fetched(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     seen = Seen(page.render(*nasty, command="atlas report"))
     links = [
         (tag, value) for tag, name, value in seen.attributes if name in ("src", "href", "action", "data")
@@ -71,7 +71,9 @@ def test_nothing_is_fetched(nasty: tuple[list[Run], dict[str, Study]]) -> None:
     assert all(value.startswith(("data:", "#")) for _, value in links)
 
 
-def test_the_policy_lets_only_this_style_and_script_run(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_the_policy_lets_only_this_style_and_script_run(
+    nasty: tuple[list[ReportedModel], dict[str, Study]],
+) -> None:
     text = page.render(*nasty, command="atlas report")
     (policy,) = [v for t, n, v in Seen(text).attributes if n == "content" and "default-src" in v]
     assert policy.startswith("default-src 'none';")
@@ -82,7 +84,7 @@ def test_the_policy_lets_only_this_style_and_script_run(nasty: tuple[list[Run], 
         assert f"{tag}-src 'sha256-{digest}'" in policy
 
 
-def test_the_same_runs_give_the_same_page(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_the_same_runs_give_the_same_page(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     assert page.render(*nasty, command="x") == page.render(*nasty, command="x")
 
 
@@ -104,14 +106,16 @@ def test_what_an_evaluation_calls_invalid_has_no_curve_either(two_runs: list[Pat
     assert text.count("a gradient that leads nowhere") == 1
 
 
-def test_without_attacks_the_page_says_what_is_left_out(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_without_attacks_the_page_says_what_is_left_out(
+    nasty: tuple[list[ReportedModel], dict[str, Study]],
+) -> None:
     text = page.render(nasty[0], {}, command="x")
     assert "No model was attacked for this report" in text
     assert "<img" not in text
     assert "Robust accuracy (%) per class" in text  # which the evaluation knows
 
 
-def test_without_evaluations_the_page_says_so(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_without_evaluations_the_page_says_so(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     text = page.render([replace(run, evaluations={}) for run in nasty[0]], {}, command="x")
     assert "None of these runs has been evaluated yet" in text
     assert "not checked, because" in text
@@ -132,7 +136,7 @@ def test_models_on_other_data_are_in_the_first_lines_too(two_runs: list[Path]) -
 
 
 def test_every_part_has_the_data_sets_in_the_order_of_the_runs(
-    nasty: tuple[list[Run], dict[str, Study]],
+    nasty: tuple[list[ReportedModel], dict[str, Study]],
 ) -> None:
     runs, studies = nasty
     report = runs[1].evaluations["quick-0"]
@@ -146,15 +150,17 @@ def test_every_part_has_the_data_sets_in_the_order_of_the_runs(
         assert tables == curves == (["", "far"] if given is runs else ["far", ""])
 
 
-def test_of_many_classes_the_words_say_what_is_shown(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_of_many_classes_the_words_say_what_is_shown(
+    nasty: tuple[list[ReportedModel], dict[str, Study]],
+) -> None:
     few = page.render(*nasty, command="x")
-    assert "The first image of each class that a model gets right, else its first, picked by nobody" in few
+    assert "The first image of each class that a model gets right, else its first. For each model" in few
     assert "Of 40 images. Rows are true classes" in few
     runs, studies = nasty
     made = {"y": torch.arange(40), "logits": torch.eye(40), "logits_adv": torch.eye(40).roll(1, 0)}
     wider = {name: replace(s, **made, shown=torch.arange(10)) for name, s in studies.items()}
     many = page.render(runs, wider, command="x")
-    assert "of the first 10 classes to come, picked by nobody" in many
+    assert "of the first 10 classes to appear. For each model" in many
     assert "The most frequent errors on 40 images" in many
     assert "Rows are true classes" not in many
 
@@ -179,7 +185,7 @@ def test_the_gallery_names_models_in_full_and_says_what_was_not_attacked(two_run
     assert "(each enlarged until it can be seen; red" in page.render(runs, euclidean, command="x")
 
 
-def test_a_page_says_how_the_runs_were_trained(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_a_page_says_how_the_runs_were_trained(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     runs = [replace(run, evaluations={}, architecture=NASTY) for run in nasty[0]]
     seen = Seen(page.render(runs, {}, command="x"))
     assert any(text.startswith("fgsm") and text.endswith("L∞, ε = 0.1") for text in seen.texts)
@@ -204,12 +210,12 @@ def test_backticks_are_code_and_the_rest_is_escaped() -> None:
     assert formatting.coded("one ` alone") == "one ` alone"
 
 
-def test_notes_have_no_backticks(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_notes_have_no_backticks(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     run = replace(nasty[0][0], notes=("run `atlas evaluate`",))
     assert "run <code>atlas evaluate</code>" in page.render([run], {}, command="x")
 
 
-def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[Run], dict[str, Study]]) -> None:
+def test_markdown_and_latex_hold_nasty_names(nasty: tuple[list[ReportedModel], dict[str, Study]]) -> None:
     assert "<script" not in tables(nasty[0], "md")
     assert r"\textless{}script\textgreater{}alert(1)" in tables(nasty[0], "latex")
     assert tables(nasty[0], "csv").startswith("model,evaluation,")

@@ -13,7 +13,7 @@ from atlas import data
 from atlas.attacks.margin import Untargeted
 from atlas.data import Images
 from atlas.reports import quick_attack
-from atlas.reports.collect import Run, collect
+from atlas.reports.collect import ReportedModel, collect
 from atlas.reports.quick_attack import RADII, STEPS, Settings, first_of_each_class, study
 
 
@@ -44,7 +44,7 @@ class Bright(nn.Module):
 
 
 @pytest.fixture
-def bright(two_runs: list[Path], tmp_path: Path) -> tuple[Run, Images]:
+def bright(two_runs: list[Path], tmp_path: Path) -> tuple[ReportedModel, Images]:
     """Gray images 0.01 to 0.2 away from the boundary, as an eps of 0.1 sees them, and a model that knows."""
     (run,) = collect(two_runs[:1])
     levels = torch.cat([0.5 + torch.linspace(0.01, 0.24, 24), 0.5 - torch.linspace(0.01, 0.24, 24)])
@@ -53,7 +53,7 @@ def bright(two_runs: list[Path], tmp_path: Path) -> tuple[Run, Images]:
     return replace(run, path=tmp_path, model=Bright(), weights="bright"), images
 
 
-def test_radii_and_steps_of_a_linear_model(bright: tuple[Run, Images]) -> None:
+def test_radii_and_steps_of_a_linear_model(bright: tuple[ReportedModel, Images]) -> None:
     run, images = bright
     found = study(run, images, Settings(n=48), Told())
     distance = (images.x[:, 0, 0, 0] - 0.5).abs()
@@ -71,7 +71,7 @@ def test_radii_and_steps_of_a_linear_model(bright: tuple[Run, Images]) -> None:
     assert int(found.stands.sum()) == dict(found.by_steps)[20].right
 
 
-def test_nothing_is_attacked_twice(bright: tuple[Run, Images]) -> None:
+def test_nothing_is_attacked_twice(bright: tuple[ReportedModel, Images]) -> None:
     """The attack at the full radius with the chosen steps gives answers, a point of each curve and images."""
     run, images = bright
     told = Told()
@@ -80,7 +80,7 @@ def test_nothing_is_attacked_twice(bright: tuple[Run, Images]) -> None:
     assert len(attacks) == len(STEPS) + len(RADII) - 1
 
 
-def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Run, Images]) -> None:
+def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[ReportedModel, Images]) -> None:
     run, images = bright
     found = study(run, images, Settings(n=48), Told())
     assert found.shown.tolist() == [24, 0]
@@ -88,7 +88,7 @@ def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[Ru
     assert ((found.x_adv - found.x).abs() <= run.threat.eps + 1e-6).all()
 
 
-def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[Run, Images]) -> None:
+def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[ReportedModel, Images]) -> None:
     """The first image is bright and said to be dark."""
     run, images = bright
     y = images.y.clone()
@@ -98,8 +98,8 @@ def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[Run, 
 
 
 def test_of_each_class_the_first_that_is_right_is_kept() -> None:
-    y, nobody = torch.tensor([3, 3, 1, 0, 1]), torch.zeros(5, dtype=torch.bool)
-    assert first_of_each_class(y, nobody).tolist() == [3, 2, 0]
+    y, none = torch.tensor([3, 3, 1, 0, 1]), torch.zeros(5, dtype=torch.bool)
+    assert first_of_each_class(y, none).tolist() == [3, 2, 0]
     assert first_of_each_class(y, torch.tensor([False, True, False, False, True])).tolist() == [3, 4, 1]
     late = torch.arange(11).repeat(2)  # the eleventh class is not among the ten, though it is right
     assert first_of_each_class(late, late == 10).tolist() == list(range(10))
@@ -145,10 +145,10 @@ def test_a_folder_that_cannot_be_written_to_is_no_hindrance(two_runs: list[Path]
     told = Told()
     found = study(replace(run, path=place), data.load(run.data, train=False), Settings(n=10), told)
     assert found.n == 10
-    assert "not kept" in told.said[0]
+    assert "not stored" in told.said[0]
 
 
-def test_a_fatal_flag_takes_the_numbers_away(bright: tuple[Run, Images]) -> None:
+def test_a_fatal_flag_takes_the_numbers_away(bright: tuple[ReportedModel, Images]) -> None:
     class Dice(Bright):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return super().forward(x) + torch.randn(len(x), 2)

@@ -160,7 +160,7 @@ def test_json() -> None:
 
 
 def test_a_row_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match="a row has 1 cells; wanted 2"):
+    with pytest.raises(UsageError, match=r"must have 2 cells \(a, b\), got 1"):
         Table.of("t", ["a", "b"], [["x"]])
 
 
