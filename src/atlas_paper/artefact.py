@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class ModelRow:
     """A model to train: a preset of a data set, with changes."""
 
     task: str
@@ -52,7 +52,7 @@ class Artefact:
     name: str
     of: str
     """Where it is in the paper."""
-    rows: tuple[Row, ...]
+    rows: tuple[ModelRow, ...]
     columns: tuple[str, ...]
     """CLEAN, labels of SUITES, WORST and paper.TIME, in the order in which they are shown."""
     figure: Callable[[Results], Figure]
@@ -61,7 +61,7 @@ class Artefact:
     data: Mapping[str, Callable[[Results], Table]] = field(default_factory=dict)
     """What the figure draws beyond the cells, too long for a page, by the name of its file."""
 
-    def columns_of(self, row: Row) -> tuple[str, ...]:
+    def columns_of(self, row: ModelRow) -> tuple[str, ...]:
         return self.columns if row.columns is None else row.columns
 
 
@@ -108,14 +108,15 @@ class Column:
         return f"--suite {self.suite}{only}{images}{surrogate}"
 
 
-def column(label: str, task: str, n: int | None, random: bool, cut: bool) -> Column | None:
+def column(label: str, task: str, n: int | None, scale: str) -> Column | None:
     """The column of this label on a data set; None where its suite lacks it, as CIFAR-100's Multi-T."""
     chosen = suite(choose("column", label, SUITES), task)
     tables = dict(chosen.attacks)
     if chosen.name == "paper":  # where the attack's label may be followed by its budget
         tables = {k: t for k, t in tables.items() if f"{k} ".startswith(f"{label} ")}
-    if cut:
+    if scale == "smoke":
         tables = {k: _cut(t) for k, t in tables.items()}
+    random = n is not None and scale == "paper"
     return Column(label, chosen.name, tables, n, random, chosen.cascade) if tables else None
 
 

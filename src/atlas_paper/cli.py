@@ -13,6 +13,7 @@ from rich.table import Table
 
 from atlas.cli.console import Root, console, say
 from atlas.errors import Interrupted, UsageError, choose
+from atlas.terminal import duration
 from atlas.training.precision import fastest
 from atlas.training.run import checked_device
 from atlas_paper.artefacts import ARTEFACTS
@@ -23,7 +24,6 @@ from atlas_paper.workspace import Workspace
 from atlas_paper.write import NO_RESULT, write
 
 WORKSPACE = Path("runs/reproduce")
-HOUR = 3600.0
 
 
 def reproduce(
@@ -50,7 +50,6 @@ def reproduce(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The artefact's folder; default: in workspace.")] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List all artefacts and what they cost.")] = False,
-    measure: Annotated[bool, typer.Option("--measure", hidden=True)] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the runs, their states, and what is missing.")
     ] = False,
@@ -77,8 +76,6 @@ def reproduce(
     Finished runs and evaluations are found by their configuration, and not repeated. After an interruption
     or a crash, the same command resumes.
     """
-    if measure:
-        say("--measure was removed: costs are those of the machine named below the list")
     if show_list:
         _list()
         return
@@ -175,7 +172,7 @@ def _list() -> None:
     table = Table("artefact", "of", *SCALES, box=None, pad_edge=False)
     for artefact in ARTEFACTS.values():
         seconds = costs["seconds"].get(artefact.name, {})
-        times = (_hours(seconds[scale]) if scale in seconds else "-" for scale in SCALES)
+        times = (duration(seconds[scale]) if scale in seconds else "-" for scale in SCALES)
         table.add_row(artefact.name, artefact.of, *times)
     console.print(table)
     where = "{cores} cores of {cpu} ({device})".format(**costs["machine"])
@@ -195,7 +192,7 @@ def _print_jobs(results: Results) -> None:
     for task in {row.task: None for row in request.rows if row.task in request.transfer_tasks}:
         status = workspace.status(request.surrogate(task))
         trainings += not status.finished
-        table.add_row(f"surrogate, {task}", status.run.name, status.text)
+        table.add_row(f"surrogate, {task}", status.run.name, status.lacks or status.state)
     for seed in range(request.seeds):
         for row in request.rows:
             result = results.seeds[row.key][seed]
@@ -203,18 +200,17 @@ def _print_jobs(results: Results) -> None:
             name, status = f"{row.label}, {row.task}, seed {seed}", result.status
             trainings += not status.finished
             evaluations += len(left)
-            table.add_row(name, status.run.name, status.text, ", ".join(result.reports), ", ".join(left))
+            table.add_row(
+                name,
+                status.run.name,
+                status.lacks or status.state,
+                ", ".join(result.reports),
+                ", ".join(left),
+            )
     console.print(table)
     say(f"missing: {trainings} trainings and {evaluations} evaluations")
     costs, name = _costs(), request.artefact.name
     if name in costs["seconds"]:
-        hours = _hours(costs["seconds"][name][request.scale])
+        hours = duration(costs["seconds"][name][request.scale])
         where = "{cores} cores of {cpu}".format(**costs["machine"])
         say(f"{name} at scale {request.scale}, from nothing and for one seed: about {hours} on {where}")
-
-
-def _hours(seconds: float) -> str:
-    """With two digits; below a tenth of an hour in seconds."""
-    if seconds < HOUR / 10:
-        return f"{seconds:.0f} s"
-    return f"{seconds / HOUR:.2g} h" if seconds < 10 * HOUR else f"{seconds / HOUR:,.0f} h"

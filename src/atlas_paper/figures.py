@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from atlas.reports import plots
-from atlas_paper.artefact import Row
+from atlas_paper.artefact import ModelRow
 from atlas_paper.paper import TIME
 from atlas_paper.results import CellResult, Results
 from atlas_paper.write import filled_columns, title
@@ -40,7 +40,7 @@ def dots(results: Results) -> Figure:
         )
         panels, empty = list(axes.flat)[: len(columns)], list(axes.flat)[len(columns) :]
         for axis, column in zip(panels, columns, strict=True):
-            _panel(axis, [results.cells[row.key].get(column) for row in rows])
+            _panel(axis, [results.cell(row, column) for row in rows])
             axis.set_title(plots.label(column))
             axis.set_xlim(*SPAN)
             axis.set_xticks(TICKS)
@@ -60,11 +60,11 @@ def _grid(count: int) -> tuple[int, int]:
     return min(shapes, key=lambda shape: shape[0] * shape[1])
 
 
-def _panel(axis: Any, cells: list[CellResult | None]) -> None:
-    theirs = [(cell.paper, k) for k, cell in enumerate(cells) if cell and cell.paper is not None]
+def _panel(axis: Any, cells: list[CellResult]) -> None:
+    theirs = [(cell.paper, k) for k, cell in enumerate(cells) if cell.paper is not None]
     axis.plot([x for x, _ in theirs], [k for _, k in theirs], "D", mfc="none", mec=PAPER, zorder=3)
     for k, cell in enumerate(cells):
-        if cell and cell.ours is not None:
+        if cell.ours is not None:
             axis.plot(cell.interval or (cell.ours, cell.ours), [k, k], color=OURS, lw=1)
             axis.plot([cell.ours], [k], "x" if cell.marks else "o", color=OURS)
 
@@ -113,7 +113,7 @@ class Lines:
             figure.suptitle(plots.label(title(results)), fontsize=8)
         return figure
 
-    def _panel(self, axis: Any, results: Results, rows: list[Row], column: str) -> None:
+    def _panel(self, axis: Any, results: Results, rows: list[ModelRow], column: str) -> None:
         known = False
         for k, (name, (preset, changes)) in enumerate(self.curves.items()):
             drawn = [r for r in rows if r.preset == preset and changes.items() <= r.changes.items()]

@@ -22,7 +22,7 @@ from atlas.files import write_atomic
 from atlas.training import RunConfig
 from atlas.training.precision import Precision
 from atlas.training.settings import REGISTRIES
-from atlas_paper.artefact import Artefact, Column, Row, column
+from atlas_paper.artefact import Artefact, Column, ModelRow, column
 from atlas_paper.paper import TIME
 
 ScaleName = Literal["paper", "cpu", "smoke"]
@@ -50,6 +50,17 @@ _BRIEF = {
     "method.attack.steps": 2,
 }
 """What makes a training take seconds. Keys that do not apply to a preset are dropped."""
+
+CPU_CIFAR = (
+    "WRN-10-1 on the first 6,000 training images, 30 epochs at most, eps growing over 10; the paper has "
+    "WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
+)
+_SMALLER = {
+    "model": "wrn-10-1",
+    "training.validation.size": 1000,
+    "training.schedule.epochs": 30,
+    "training.schedule.ramp_epochs": 10,
+}
 
 
 @dataclass(frozen=True)
@@ -91,14 +102,10 @@ class Setting:
     """Of the presets' names."""
     words: str
     """What was trained, for the reader of a table."""
+    images: Mapping[str, int]
+    """Test images by column; "" for the other columns; all of them where neither is given."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """What all runs change in their presets, by dotted keys."""
-    images: Mapping[str, int] = field(default_factory=dict)
-    """Test images by column; "" for the other columns; all of them where neither is given."""
-    random: tuple[str, ...] = ()
-    """Columns whose images are drawn at random; the others take the first."""
-    cut: bool = False
-    """Whether attacks have a tiny budget."""
 
     def n(self, column: str) -> int | None:
         return self.images.get(column, self.images.get(""))
@@ -107,46 +114,6 @@ class Setting:
 def default_network(scale: ScaleName) -> str:
     """The network of MNIST's rows."""
     return "cnn" if scale == "paper" else "cnn-small"
-
-
-def _mnist(scale: ScaleName, network: str) -> Setting:
-    if network not in NETWORKS:
-        raise UsageError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
-    prefix = "mnist-" if network == "cnn" else "mnist-small-"
-    if scale == "paper":
-        words = f"{network} on all 60,000 training images, all test images"
-        return Setting(prefix, words, images={"RayS": 1000}, random=("RayS",))
-    if scale == "cpu":
-        # The larger network takes about 23 times the work.
-        few = {"Multi-T": 200, "RayS": 200} if network == "cnn" else {}
-        words = f"{network} on all 60,000 training images"
-        return Setting(prefix, words, images={"": 1000, "PGD-20": 10_000, **few})
-    words = f"{network} on 300 embedded images, 3 epochs, eps 0.05: a test of the machinery, no result"
-    changes = {"data": "mnist-mini:300", "threat.eps": 0.05, **_BRIEF}
-    return Setting(prefix, words, changes, {"": 20, "PGD-20": 30}, cut=True)
-
-
-def _cifar(scale: ScaleName, task: str, smoke_data: Path) -> Setting:
-    if scale == "paper":
-        words = "WRN-28-8 on all 50,000 training images, all test images"
-        return Setting(f"{task}-", words, images={"RayS": 1000}, random=("RayS",))
-    if scale == "cpu":
-        words = (
-            "WRN-10-1 on the first 6,000 training images, 30 epochs at most, "
-            "eps growing over 10; the paper has WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
-        )
-        changes = {
-            "data": f"{task}:6000",
-            "model": "wrn-10-1",
-            "training.validation.size": 1000,
-            "training.schedule.epochs": 30,
-            "training.schedule.ramp_epochs": 10,
-        }
-        return Setting(f"{task}-", words, changes, {"": 400, "PGD-20": 1000, "RayS": 50})
-    words = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs: a test of the machinery, no result"
-    data = str(smoke_data / f"{task}-smoke.npz")
-    changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}
-    return Setting(f"{task}-", words, changes, {"": 20, "PGD-20": 30}, cut=True)
 
 
 def make_smoke_data(folder: Path) -> None:
@@ -188,6 +155,8 @@ class Request:
     def __post_init__(self) -> None:
         choose("attack dtype", self.attack_dtype, DTYPES)
         choose("precision", self.precision, {name: name for name in get_args(Precision)})
+        if self.network not in ("", *NETWORKS):
+            raise UsageError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"seeds must be 1 to {MOST_SEEDS}, got {self.seeds}")
         if self.seeds > 1 and not self.artefact.columns:
@@ -206,18 +175,18 @@ class Request:
                 raise UsageError(f"{self.artefact.name} needs the preset {name}, which does not exist{hint}")
 
     @property
-    def scaled_rows(self) -> list[Row]:
+    def scaled_rows(self) -> list[ModelRow]:
         """The artefact's rows at this scale."""
         return [row for row in self.artefact.rows if row.smoke or self.scale != "smoke"]
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModelRow]:
         """The rows that were asked for."""
         patterns = self.only or ("*",)
         return [row for row in self.scaled_rows if any(fnmatchcase(row.key, p) for p in patterns)]
 
     @property
-    def all_rows(self) -> list[Row]:
+    def all_rows(self) -> list[ModelRow]:
         """The rows that are shown: some may have no tuned preset."""
         known = set(presets.names())
         return [row for row in self.scaled_rows if self._preset(row) in known]
@@ -227,11 +196,31 @@ class Request:
         return {row.task for row in self.artefact.rows} == {"mnist"}
 
     def setting(self, task: str) -> Setting:
-        if task == "mnist":
-            return _mnist(self.scale, self.network or default_network(self.scale))
-        return _cifar(self.scale, task, self.smoke_data)
+        """How the data set is treated at this scale."""
+        mnist, network = task == "mnist", self.network or default_network(self.scale)
+        prefix = f"{task}-" if not mnist or network == "cnn" else "mnist-small-"
+        if self.scale == "paper":
+            trained = f"{network} on all 60,000" if mnist else "WRN-28-8 on all 50,000"
+            return Setting(prefix, f"{trained} training images, all test images", {"RayS": 1000})
+        if self.scale == "smoke":
+            data = "mnist-mini:300" if mnist else str(self.smoke_data / f"{task}-smoke.npz")
+            what = f"{network} on 300 embedded images, 3 epochs, eps 0.05"
+            changes: dict[str, Any] = {"data": data, "threat.eps": 0.05, **_BRIEF}
+            if not mnist:
+                what = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs"
+                changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}
+            words = f"{what}: a test of the machinery, no result"
+            return Setting(prefix, words, {"": 20, "PGD-20": 30}, changes)
+        if mnist:
+            # The larger network takes about 23 times the work.
+            few = {"Multi-T": 200, "RayS": 200} if network == "cnn" else {}
+            words = f"{network} on all 60,000 training images"
+            return Setting(prefix, words, {"": 1000, "PGD-20": 10_000, **few})
+        return Setting(
+            prefix, CPU_CIFAR, {"": 400, "PGD-20": 1000, "RayS": 50}, {"data": f"{task}:6000", **_SMALLER}
+        )
 
-    def run(self, row: Row, seed: int) -> RunSpec:
+    def run(self, row: ModelRow, seed: int) -> RunSpec:
         return self._run(row.task, self._preset(row), row.changes, seed)
 
     def surrogate(self, task: str) -> RunSpec:
@@ -244,20 +233,17 @@ class Request:
             preset, {**_applicable(self.setting(task).changes, preset), **changes, **arithmetic}, seed
         )
 
-    def _preset(self, row: Row) -> str:
+    def _preset(self, row: ModelRow) -> str:
         return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
 
-    def columns(self, row: Row) -> list[Column]:
+    def columns(self, row: ModelRow) -> list[Column]:
         """The evaluations of a row, in the order in which they are made."""
-        setting = self.setting(row.task)
-        labels = [label for label in self.artefact.columns_of(row) if label not in DERIVED]
-        found = [
-            column(label, row.task, setting.n(label), label in setting.random, setting.cut)
-            for label in labels
-        ]
-        return [c for c in found if c is not None]
+        setting, labels = self.setting(row.task), self.artefact.columns_of(row)
+        attacks = [label for label in labels if label not in DERIVED]
+        found = [column(label, row.task, setting.n(label), self.scale) for label in attacks]
+        return [each for each in found if each is not None]
 
-    def shown(self, row: Row) -> list[str]:
+    def shown(self, row: ModelRow) -> list[str]:
         """The columns in which a row has a cell: a data set may lack an attack."""
         made = {*DERIVED, *(column.label for column in self.columns(row))}
         return [label for label in self.artefact.columns_of(row) if label in made]
@@ -271,22 +257,27 @@ class Request:
     def name(self) -> str:
         """Of the folder of its results."""
         network = "" if self.network == default_network(self.scale) else self.network
-        version = "" if self.version == "written" else self.version
-        seeds = "" if self.seeds == 1 else f"{self.seeds}-seeds"
-        trained = "" if self.precision == "float32" else f"trained-{self.precision}"
-        attacked = "" if self.attack_dtype == "float32" else f"attacked-{self.attack_dtype}"
-        parts = [self.artefact.name, self.scale, network, version, seeds, trained, attacked]
-        return "-".join(filter(None, parts))
+        parts = {
+            self.version: self.version != "written",
+            f"{self.seeds}-seeds": self.seeds > 1,
+            f"trained-{self.precision}": self.precision != "float32",
+            f"attacked-{self.attack_dtype}": self.attack_dtype != "float32",
+        }
+        named = [self.artefact.name, self.scale, network, *(part for part, given in parts.items() if given)]
+        return "-".join(filter(None, named))
 
     @property
     def command(self) -> str:
         """The command that makes or resumes it, without the options that name folders."""
-        words = ["atlas reproduce", self.artefact.name, f"--scale {self.scale}"]
-        words += [f"--network {self.network}"] if self.network else []
-        words += ["--version tuned"] if self.version == "tuned" else []
-        words += [f"--seeds {self.seeds}"] if self.seeds > 1 else []
-        words += [f"--precision {self.precision}"] if self.precision != "float32" else []
-        words += [f"--attack-dtype {self.attack_dtype}"] if self.attack_dtype != "float32" else []
+        options = {
+            f"--scale {self.scale}": True,
+            f"--network {self.network}": bool(self.network),
+            f"--version {self.version}": self.version != "written",
+            f"--seeds {self.seeds}": self.seeds > 1,
+            f"--precision {self.precision}": self.precision != "float32",
+            f"--attack-dtype {self.attack_dtype}": self.attack_dtype != "float32",
+        }
+        words = ["atlas reproduce", self.artefact.name, *(text for text, given in options.items() if given)]
         return " ".join([*words, *(f"--rows {shlex.quote(key)}" for key in self.only)])
 
 

@@ -22,7 +22,7 @@ from atlas.evaluation.score import ON_CLEAN, WORST_CASE, wilson
 from atlas.reports.collect import origin
 from atlas.reports.tables import Cell, Table
 from atlas_paper import paper
-from atlas_paper.artefact import Row
+from atlas_paper.artefact import ModelRow
 from atlas_paper.paper import TIME
 from atlas_paper.request import Request
 from atlas_paper.runner import Runner
@@ -245,8 +245,8 @@ def _on(report: Report, ids: Tensor) -> list[AttackResult]:
 
 def _own_flags(report: Report) -> list[Flag]:
     """Those of the model's probes, and the fatal ones: the others are derived from all columns together."""
-    seen = after(_on(report, report.ids))
-    return [flag for flag in report.flags if flag.fatal or flag not in seen]
+    seen = {flag.name for flag in after(_on(report, report.ids))}
+    return [flag for flag in report.flags if flag.fatal or flag.name not in seen]
 
 
 def _flags_of(reports: Sequence[Report]) -> list[Flag]:
@@ -267,10 +267,10 @@ class Results:
     runner: Runner
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ModelRow]:
         return self.request.all_rows
 
-    def name(self, row: Row) -> str:
+    def name(self, row: ModelRow) -> str:
         """The row's label, with the data set where there are several."""
         return row.label if len({each.task for each in self.rows}) == 1 else f"{row.label}, {row.task}"
 
@@ -279,13 +279,17 @@ class Results:
         """By the key of the row, then by column."""
         return {row.key: {c: self._cell(row, c) for c in self.request.shown(row)} for row in self.rows}
 
+    def cell(self, row: ModelRow, column: str) -> CellResult:
+        """The cell of a row; an empty one where its data set lacks the column."""
+        return self.cells[row.key].get(column, CellResult(column, None))
+
     @cached_property
     def tables(self) -> dict[str, Table]:
         """The artefact's tables beside the comparison, those that have what they need."""
         made = {name: make(self) for name, make in self.request.artefact.tables.items()}
         return {name: table for name, table in made.items() if table is not None}
 
-    def _cell(self, row: Row, column: str) -> CellResult:
+    def _cell(self, row: ModelRow, column: str) -> CellResult:
         number = paper.number(row.task, row.paper, column)
         if column == TIME:
             return CellResult(column, number, timing=self.runner.timings.known(self.request.run(row, 0)))
@@ -304,13 +308,13 @@ class Results:
             marks=(*self.marks(row), *fewer),
         )
 
-    def marks(self, row: Row) -> tuple[str, ...]:
+    def marks(self, row: ModelRow) -> tuple[str, ...]:
         """What must be said beside every number of a row."""
         marks = [mark for each in self.seeds[row.key] for mark in each.status.marks]
         marks += ["at chance"] if any(each.at_chance for each in self.seeds[row.key]) else []
         return tuple(dict.fromkeys(marks))
 
-    def _about(self, row: Row, one: SeedResult, column: str) -> dict[str, Any]:
+    def _about(self, row: ModelRow, one: SeedResult, column: str) -> dict[str, Any]:
         """The run and the evaluation behind a score."""
         about = one.status.record()
         if column == WORST_CASE:
@@ -327,34 +331,29 @@ class Results:
             "flags": [flag.name for flag in report.flags],
         }
 
-    @property
-    def untimed(self) -> list[str]:
-        """The keys of rows that lack nothing but the time per batch."""
-        return [
-            key
-            for key, cells in self.cells.items()
-            if TIME in cells and cells[TIME].timing is None and all(each.complete for each in self.seeds[key])
-        ]
-
-    @property
-    def missing(self) -> list[str]:
-        """What the artefact lacks."""
-        asked = {row.key for row in self.request.rows}
+    @cached_property
+    def _lacks(self) -> list[tuple[str, str]]:
+        """The key of each row that is not complete, and what it lacks."""
         lacks = [
             (key, f"seed {seed}: {each.status.lacks or 'attacks not finished'}")
             for key, seeds in self.seeds.items()
             for seed, each in enumerate(seeds)
             if not each.complete
         ]
-        lacks += [(key, "time per batch not measured") for key in self.untimed]
-        return [f"{key} ({what}{'' if key in asked else ', not asked for'})" for key, what in lacks]
+        untimed = {key for key, cells in self.cells.items() if TIME in cells and cells[TIME].timing is None}
+        untimed -= {key for key, _ in lacks}
+        return lacks + [(key, "time per batch not measured") for key in self.seeds if key in untimed]
+
+    @property
+    def missing(self) -> list[str]:
+        """What the artefact lacks."""
+        asked = {row.key for row in self.request.rows}
+        return [f"{key} ({what}{'' if key in asked else ', not asked for'})" for key, what in self._lacks]
 
     @property
     def remaining(self) -> Request:
         """The request that completes the artefact: also the missing rows that were not asked for."""
-        asked = {row.key for row in self.request.rows}
-        lacking = {key for key, seeds in self.seeds.items() if not all(each.complete for each in seeds)}
-        lacking |= set(self.untimed)
+        asked, lacking = {row.key for row in self.request.rows}, {key for key, _ in self._lacks}
         if lacking <= asked:
             return self.request
         keys = tuple(row.key for row in self.rows if row.key in asked | lacking)
@@ -373,7 +372,7 @@ def gather(request: Request, runner: Runner) -> Results:
     )
 
 
-def _seed(request: Request, runner: Runner, row: Row, seed: int) -> SeedResult:
+def _seed(request: Request, runner: Runner, row: ModelRow, seed: int) -> SeedResult:
     status, columns = runner.workspace.status(request.run(row, seed)), request.columns(row)
     reports = {}
     if status.finished and status.folder is not None:

@@ -29,7 +29,7 @@ from atlas.signals import Requests, caught_signals
 from atlas.training import load_config, load_model, train
 from atlas.training.run import checked_device
 from atlas.training.trainer import Trainer
-from atlas_paper.artefact import Column, Row
+from atlas_paper.artefact import Column, ModelRow
 from atlas_paper.paper import TIME
 from atlas_paper.request import Request, RunSpec, make_smoke_data
 from atlas_paper.workspace import Workspace, note_origin
@@ -69,7 +69,7 @@ class Runner:
                     with self._or_later(f"{row.label}, seed {seed}"):
                         self._row(request, row, seed, signals)
 
-    def _row(self, request: Request, row: Row, seed: int, signals: Requests) -> None:
+    def _row(self, request: Request, row: ModelRow, seed: int, signals: Requests) -> None:
         run = request.run(row, seed)
         signals.check()
         folder = self.trained(request, run, f"{row.label}, {row.task}, seed {seed}")
@@ -129,12 +129,14 @@ class Runner:
             self._images[key] = chosen_images(whole, n, random, SEED)
         return self._images[key]
 
-    def report(self, request: Request, row: Row, run: RunSpec, folder: Path, column: Column) -> Report | None:
+    def report(
+        self, request: Request, row: ModelRow, run: RunSpec, folder: Path, column: Column
+    ) -> Report | None:
         """The finished evaluation of a column; None where there is none yet."""
         found = self._evaluation(request, row, run, folder, column)
         return None if found is None else _finished(found[1])
 
-    def evaluate(self, request: Request, row: Row, run: RunSpec, folder: Path, column: Column) -> None:
+    def evaluate(self, request: Request, row: ModelRow, run: RunSpec, folder: Path, column: Column) -> None:
         """Run the evaluation of a column, unless it is finished."""
         found = self._evaluation(request, row, run, folder, column)
         assert found is not None, "the surrogate is trained first"
@@ -146,7 +148,7 @@ class Runner:
             evaluation.run(folders[0], progress=self.progress)
 
     def _evaluation(
-        self, request: Request, row: Row, run: RunSpec, folder: Path, column: Column
+        self, request: Request, row: ModelRow, run: RunSpec, folder: Path, column: Column
     ) -> tuple[Evaluation, list[Path]] | None:
         """The column's evaluation of the finished run and its folders; None where it lacks its surrogate."""
         surrogates: tuple[nn.Module, ...] = ()

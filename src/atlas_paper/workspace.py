@@ -26,11 +26,11 @@ from atlas.errors import AtlasError, CheckpointError, LockError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import ORIGIN, in_use, write_atomic
 from atlas.reports.collect import origin
-from atlas.runs import Run
+from atlas.runs import Run, RunState
 from atlas.training import RunConfig, load_config
 from atlas_paper.request import RunSpec
 
-State = Literal["finished", "unfinished", "in use", "failed", "changed on the way", "not begun"]
+State = RunState | Literal["changed on the way"]
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,6 @@ class RunStatus:
     def collapses(self) -> list[int]:
         """Epochs, from 0, in which a collapse was detected."""
         return [e["epoch"] for e in self.epochs if e["collapse"]]
-
-    @property
-    def text(self) -> str:
-        """The state with the number of epochs."""
-        return f"{self.state}, {len(self.epochs)} epochs" if self.epochs else self.state
 
     @property
     def lacks(self) -> str:
@@ -151,21 +146,14 @@ class Workspace:
 
     def status(self, run: RunSpec) -> RunStatus:
         """The status of a run, wherever it is."""
-        done, begun = self.finished(run), self.unfinished(run)
-        folder = done or begun
-        state: State = "finished" if done else "unfinished" if begun else "not begun"
-        if not done:
-            failed = Run(begun or self.run_folder(run)).not_finite_path
-            if failed.exists():
-                state, folder = "failed", failed.parent
-            elif Run(self.run_folder(run)).changed_from:
-                state, folder = "changed on the way", self.run_folder(run)
-            elif begun is not None and in_use(begun):
-                state = "in use"
-        if folder is None:
+        done, place = self.finished(run), Run(self.run_folder(run))
+        found = Run(done or self.unfinished(run) or place.path)
+        state: State = found.state
+        if done is None and state != "failed" and place.changed_from:
+            found, state = place, "changed on the way"
+        if state == "not begun":
             return RunStatus(run, state)
-        files = Run(folder)
-        return RunStatus(run, state, folder, tuple(files.records), files.seconds)
+        return RunStatus(run, state, found.path, tuple(found.records), found.seconds)
 
     def copy_into_workspace(self, run: RunSpec) -> Path:
         """The folder to train in: a run that has begun in another folder is copied first."""

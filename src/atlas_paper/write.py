@@ -13,12 +13,14 @@ from atlas.evaluation.score import WORST_CASE
 from atlas.files import write_atomic
 from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
-from atlas_paper.artefact import STRONG, SUITES, Row
+from atlas_paper.artefact import STRONG, SUITES, ModelRow
 from atlas_paper.paper import TIME
 from atlas_paper.request import default_network
 from atlas_paper.results import NOTHING, Results, SeedResult
 from atlas_paper.workspace import commit
 
+RECORDED = ("scale", "version", "seeds", "precision", "attack_dtype", "command")
+"""What the JSON file says of the request."""
 TableRow = list[Cell | str]
 NO_RESULT = "Scale smoke only shows that everything runs: its numbers are no result."
 LIST_HEADS = (
@@ -61,12 +63,7 @@ def plain(results: Results) -> dict[str, Any]:
         "artefact": request.artefact.name,
         "of": request.artefact.of,
         "title": title(results),
-        "scale": request.scale,
-        "version": request.version,
-        "seeds": request.seeds,
-        "precision": request.precision,
-        "attack_dtype": request.attack_dtype,
-        "command": request.command,
+        **{name: getattr(request, name) for name in RECORDED},
         "commit": commit(),
         "surrogates": {task: request.surrogate(task).command for task in request.transfer_tasks},
         "missing": results.missing,
@@ -74,7 +71,7 @@ def plain(results: Results) -> dict[str, Any]:
     }
 
 
-def _plain_row(results: Results, row: Row) -> dict[str, Any]:
+def _plain_row(results: Results, row: ModelRow) -> dict[str, Any]:
     run = results.request.run(row, 0)
     return {
         "key": row.key,
@@ -112,22 +109,21 @@ def filled_columns(results: Results) -> list[str]:
     return [column for column in results.request.artefact.columns if column in filled]
 
 
-def _lines(results: Results, row: Row, columns: Sequence[str]) -> Iterator[TableRow]:
+def _lines(results: Results, row: ModelRow, columns: Sequence[str]) -> Iterator[TableRow]:
     """The paper's, with the row's name; ours and the difference where any cell has one."""
-    cells = [results.cells[row.key].get(column) for column in columns]
+    cells = [results.cell(row, column) for column in columns]
     network = results.request.run(row, 0).config.model
-    yield [results.name(row), network, "paper", *(c.paper_cell() if c else NOTHING for c in cells)]
-    ours = [c.cell() if c else Cell(NOTHING) for c in cells]
-    differences = [c.difference_cell() if c else Cell(NOTHING) for c in cells]
-    for name, line in {"ours": ours, "difference": differences}.items():
+    yield [results.name(row), network, "paper", *(cell.paper_cell() for cell in cells)]
+    lines = {"ours": [c.cell() for c in cells], "difference": [c.difference_cell() for c in cells]}
+    for name, line in lines.items():
         if any(cell.text != NOTHING for cell in line):
             yield ["", "", name, *line]
 
 
 def _head(results: Results, column: str) -> str:
     """The column with its numbers of images."""
-    found = [cells[column].n for cells in results.cells.values() if column in cells]
-    counts = " or ".join(f"{n:,}" for n in sorted({n for n in found if n}))
+    found = {results.cell(row, column).n for row in results.rows}
+    counts = " or ".join(f"{n:,}" for n in sorted(n for n in found if n))
     return f"{column} (n = {counts})" if counts else column
 
 
@@ -174,7 +170,7 @@ def notes(results: Results) -> Iterator[str]:
     else:
         ours = "of one seed, with Wilson's 95% interval"
     worst = ""
-    if any(WORST_CASE in cells and cells[WORST_CASE].ours is not None for cells in results.cells.values()):
+    if any(results.cell(row, WORST_CASE).ours is not None for row in results.rows):
         worst = f" The worst case is taken image by image over {_worst_of(results)}."
     yield f"Accuracy in %; ours is {ours}, each model at its best validation epoch.{worst}"
     if TIME in filled_columns(results):
@@ -199,7 +195,7 @@ def missing(results: Results) -> Iterator[str]:
 
 
 def _timed(results: Results) -> str:
-    known = [cells[TIME].timing for cells in results.cells.values() if TIME in cells]
+    known = [results.cell(row, TIME).timing for row in results.rows]
     machines = {(entry.get("device"), entry.get("cpu"), entry.get("threads")) for entry in known if entry}
     theirs = f"{TIME}: seconds per training step, the paper's on its GPU"
     if len(machines) > 1:
@@ -240,28 +236,25 @@ class PairedTests:
     others: tuple[str, ...]
 
     def __call__(self, results: Results) -> Table | None:
-        names = {row.key: _marked_name(results, row) for row in results.rows}
+        rows = {row.key: row for row in results.rows}
+        names = {key: _marked_name(results, row) for key, row in rows.items()}
+        others = [key for key in self.others if key in rows and self.one in rows]
         lines: list[TableRow] = []
         for column in (c for c in (*STRONG, WORST_CASE) if c in results.request.artefact.columns):
-            for other in (key for key in self.others if key in names and self.one in names):
-                lines += _paired_lines(results, self.one, other, names[other], column)
+            for other in others:
+                one, two = (results.cell(rows[key], column) for key in (self.one, other))
+                for seed, pair in one.paired(two):
+                    gap, (low, high) = 100 * pair.difference, pair.interval
+                    difference = Cell(f"{gap:+.2f}", gap, (100 * low, 100 * high))
+                    counts = [str(number) for number in (seed, pair.n, pair.only_a, pair.only_b)]
+                    p_value = Cell.number(pair.p_value, "{:.2g}")
+                    lines.append([column, names[other], *counts, difference, p_value])
         if not lines:
             return None
         head = f"{title(results)}: {names[self.one]} against others"
         return Table.of(head, PAIRED_HEADS, lines, notes=(PAIRED_NOTE,))
 
 
-def _marked_name(results: Results, row: Row) -> str:
-    marks = results.marks(row)
-    return f"{results.name(row)} ({', '.join(marks)})" if marks else results.name(row)
-
-
-def _paired_lines(results: Results, one: str, other: str, name: str, column: str) -> Iterator[TableRow]:
-    cells = [results.cells[key].get(column) for key in (one, other)]
-    if cells[0] is None or cells[1] is None:
-        return
-    for seed, pair in cells[0].paired(cells[1]):
-        gap, (low, high) = 100 * pair.difference, pair.interval
-        difference = Cell(f"{gap:+.2f}", gap, (100 * low, 100 * high))
-        counts = [str(pair.n), str(pair.only_a), str(pair.only_b)]
-        yield [column, name, str(seed), *counts, difference, Cell.number(pair.p_value, "{:.2g}")]
+def _marked_name(results: Results, row: ModelRow) -> str:
+    marks = ", ".join(results.marks(row))
+    return f"{results.name(row)} ({marks})" if marks else results.name(row)

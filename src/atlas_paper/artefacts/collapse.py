@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
 from atlas_paper import paper
-from atlas_paper.artefact import Artefact, Row
+from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.results import Results
 from atlas_paper.workspace import RunStatus
 from atlas_paper.write import TableRow, missing, title, trained_with
@@ -32,13 +32,13 @@ HEADS = (
 EPOCH_HEADS = ("val_robust", "val_clean", "jacobian", "lr", "eps", "loss")
 
 
-def _row(task: str, which: str, changes: dict[str, Any]) -> Row:
+def _row(task: str, which: str, changes: dict[str, Any]) -> ModelRow:
     weights = f"alpha = {changes['method.alpha']:g}, beta = {changes['method.beta']:g}"
     clipped = ", start clipped" if changes.get("method.attack.clip_start") else ""
-    return Row(task, "atlas-1", changes, key=f"{task}-{which}", label=f"ATLAS, {weights}{clipped}")
+    return ModelRow(task, "atlas-1", changes, key=f"{task}-{which}", label=f"ATLAS, {weights}{clipped}")
 
 
-def _status(results: Results, row: Row) -> RunStatus:
+def _status(results: Results, row: ModelRow) -> RunStatus:
     return results.seeds[row.key][0].status
 
 
@@ -55,7 +55,7 @@ def summary(results: Results) -> Table:
     return Table.of(title(results), HEADS, lines, notes=notes)
 
 
-def _line(results: Results, row: Row) -> TableRow:
+def _line(results: Results, row: ModelRow) -> TableRow:
     status = _status(results, row)
     what = [results.name(row), f"{row.changes['method.alpha']:g}", f"{row.changes['method.beta']:g}"]
     best, epochs = status.best_epoch, status.epochs

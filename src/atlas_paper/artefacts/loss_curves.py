@@ -22,14 +22,14 @@ from atlas.reports.tables import Cell, Table
 from atlas.threat import Threat
 from atlas.training import load_model
 from atlas.training.run import checked_device
-from atlas_paper.artefact import Artefact, Row
+from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.results import Results
 from atlas_paper.write import TableRow, missing, title, trained_with
 
 ROWS = (
-    Row("mnist", "natural", label="before robust training"),
-    Row("mnist", "atlas-1", {"method.beta": 0.0}, key="local", label="after the local part (ATLAS-l)"),
-    Row("mnist", "atlas-1", key="global", label="after the global part (ATLAS)"),
+    ModelRow("mnist", "natural", label="before robust training"),
+    ModelRow("mnist", "atlas-1", {"method.beta": 0.0}, key="local", label="after the local part (ATLAS-l)"),
+    ModelRow("mnist", "atlas-1", key="global", label="after the global part (ATLAS)"),
 )
 IMAGES = 200
 BOUNDARY = math.log(2)

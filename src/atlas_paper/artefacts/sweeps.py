@@ -11,7 +11,7 @@ from typing import Any
 
 from atlas.evaluation.score import ON_CLEAN
 from atlas_paper import paper
-from atlas_paper.artefact import Artefact, Row
+from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.artefacts.tables import CIFAR, STRONGEST
 from atlas_paper.figures import Lines
 
@@ -22,11 +22,11 @@ GRID_ALPHAS, GRID_BETAS = (1e-4, 2e-4, 4e-4), (2.0, 5.0, 8.0)
 ROBUST = tuple(dict.fromkeys(STRONGEST.values()))
 
 
-def _row(task: str, preset: str, values: Mapping[str, Any], *, known: Sequence[Any], brief: bool) -> Row:
+def _row(task: str, preset: str, values: Mapping[str, Any], *, known: Sequence[Any], brief: bool) -> ModelRow:
     """A point of a sweep. `known`: the values at which the paper's tables have the preset's row."""
     changes = {f"method.{name}": value for name, value in values.items()}
     words = ", ".join(f"{name}={value:g}" for name, value in values.items())
-    return Row(
+    return ModelRow(
         task,
         preset,
         changes,
@@ -38,7 +38,7 @@ def _row(task: str, preset: str, values: Mapping[str, Any], *, known: Sequence[A
     )
 
 
-def _sweep(preset: str, name: str, grid: Sequence[float], known: float | None) -> tuple[Row, ...]:
+def _sweep(preset: str, name: str, grid: Sequence[float], known: float | None) -> tuple[ModelRow, ...]:
     """One parameter, on both data sets; at scale smoke its ends only."""
     return tuple(
         _row(task, preset, {name: value}, known=[known], brief=value in (grid[0], grid[-1]))
@@ -57,9 +57,9 @@ GRID = tuple(
 )
 
 
-def _step_row(step: float, plateau: int) -> Row:
+def _step_row(step: float, plateau: int) -> ModelRow:
     first = (step, plateau) == (1.25, 2)
-    return Row(
+    return ModelRow(
         "cifar10",
         "adv-1",
         {"method.attack.relative_step": step, "training.schedule.plateau": plateau},
@@ -74,7 +74,7 @@ PLATEAUS = paper.text("plateaus")
 STEPS = tuple(_step_row(step, plateau) for plateau in PLATEAUS for step in paper.text("step_sizes"))
 
 
-def _figure(name: str, of: str, rows: tuple[Row, ...], lines: Lines) -> Artefact:
+def _figure(name: str, of: str, rows: tuple[ModelRow, ...], lines: Lines) -> Artefact:
     columns = (ON_CLEAN, *(c for c in ROBUST if any(c in (row.columns or ()) for row in rows)))
     return Artefact(name, of, rows, columns, lines)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atlas.evaluation.score import ON_CLEAN, WORST_CASE
-from atlas_paper.artefact import Artefact, Row
+from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.figures import dots
 from atlas_paper.paper import TIME
 from atlas_paper.write import PairedTests
@@ -19,7 +19,7 @@ def _table1(task: str, steps: int) -> Artefact:
     return Artefact(
         name=f"table1-{task}",
         of=f"Table 1, {NAMES[task]}",
-        rows=tuple(Row(task, preset) for preset in presets),
+        rows=tuple(ModelRow(task, preset) for preset in presets),
         columns=(ON_CLEAN, *attacks, WORST_CASE, TIME),
         figure=dots,
         tables={
@@ -42,16 +42,16 @@ def _ablation(task: str) -> Artefact:
     return Artefact(
         name=f"ablation-{task}",
         of=f"Table 2 (App. C), {NAMES[task]}",
-        rows=tuple(Row(task, preset) for preset in presets),
+        rows=tuple(ModelRow(task, preset) for preset in presets),
         columns=(ON_CLEAN, STRONGEST[task], TIME),
         figure=dots,
         tables={"paired": PairedTests("atlas-1", presets[:-1])},
     )
 
 
-def _of_both(presets: tuple[str, ...]) -> tuple[Row, ...]:
+def _of_both(presets: tuple[str, ...]) -> tuple[ModelRow, ...]:
     """The presets on CIFAR-10, then on CIFAR-100."""
-    return tuple(Row(task, preset, key=f"{task}-{preset}") for task in CIFAR for preset in presets)
+    return tuple(ModelRow(task, preset, key=f"{task}-{preset}") for task in CIFAR for preset in presets)
 
 
 TRADESJAC = Artefact(
@@ -78,7 +78,7 @@ RAYS_AUTOATTACK = Artefact(
 FIVE_STEP_ADV = Artefact(
     name="five-step-adv",
     of="Section 4",
-    rows=tuple(Row("cifar10", preset) for preset in ("adv-1", "adv-5", "adv-10", "atlas-1")),
+    rows=tuple(ModelRow("cifar10", preset) for preset in ("adv-1", "adv-5", "adv-10", "atlas-1")),
     columns=(ON_CLEAN, "Multi-T", TIME),
     figure=dots,
     tables={"paired": PairedTests("atlas-1", ("adv-1", "adv-5", "adv-10"))},

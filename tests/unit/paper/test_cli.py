@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def test_the_list_names_every_artefact_with_its_cost(
     lines = {line.split()[0]: line for line in text.splitlines() if line.split()}
     for name, artefact in ARTEFACTS.items():
         assert artefact.of in lines[name]
-        assert lines[name].count(" h") + lines[name].count(" s") >= 3
+        assert len(re.findall(r"\d (?:s|min|h)\b", lines[name])) == 3
     assert "estimated" in text
     assert not list(tmp_path.iterdir())
 
@@ -84,7 +85,7 @@ def test_a_dry_run_lists_what_is_missing(
     first = [line for line in text.splitlines() if "seed 0" in line]
     second = [line for line in text.splitlines() if "seed 1" in line]
     assert len(first) == len(second) == 4
-    assert all("finished, 3 epochs" in line for line in first)
+    assert all(" finished " in line for line in first)
     assert all("not begun" in line for line in second)
     assert "missing: 4 trainings and 4 evaluations" in text
     assert "alpha-sweep at scale smoke, from nothing and for one seed: about" in text

@@ -13,7 +13,7 @@ from atlas.config import fingerprint
 from atlas.errors import UsageError
 from atlas.presets import load_preset
 from atlas.training import RunConfig
-from atlas_paper.artefact import Row
+from atlas_paper.artefact import ModelRow
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.request import Request, RunSpec
 from atlas_paper.workspace import canonical_hash
@@ -103,7 +103,7 @@ def test_a_switch_is_said_as_the_command_line_wants_it() -> None:
 
 def test_a_row_s_own_changes_are_never_dropped() -> None:
     """Those of a scale are, where a preset has no use for them."""
-    row = Row("cifar10", "jac", {"training.schedule.ramp_epochs": 5})
+    row = ModelRow("cifar10", "jac", {"training.schedule.ramp_epochs": 5})
     assert request("table1-cifar10").run(row, 0).config.training.schedule.ramp_epochs == 5
 
 

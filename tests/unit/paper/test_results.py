@@ -205,3 +205,11 @@ def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is
     assert result({"PGD-20": many, "Un-T": few}).flags[0] == probed
     found = [flag.name for flag in result({"PGD-20": many, "Un-T": few}).flags]
     assert found == ["not-uphill", "still-gaining"]
+
+
+def test_a_flag_in_the_words_of_an_older_version_is_not_repeated() -> None:
+    few = report([0] * 10 + [1] * 90, [1] * 100)
+    late = replace(few.results["attack"], step=torch.full((100,), 9), steps=9)
+    (flag,) = after([late])
+    old = replace(few, results={"attack": late}, flags=[replace(flag, message="in other words")])
+    assert result({"Un-T": old}).flags == [flag]

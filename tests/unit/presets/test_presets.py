@@ -155,7 +155,7 @@ def test_parts_are_no_presets() -> None:
         RunConfig.of(load_preset("_mnist")[1])
 
 
-# --- one's own files ---
+# --- custom files ---
 
 
 def written(folder: Path, text: str) -> str:
