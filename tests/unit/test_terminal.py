@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from rich.table import Table
 
-from atlas.evaluation.run_attack import Display as EvaluationDisplay
-from atlas.reports.quick_attack import Display as ReportDisplay
+from atlas.evaluation.run_attack import AttackProgress
+from atlas.reports.quick_attack import StudyProgress
 from atlas.terminal import Terminal
-from atlas.training.display import Display as TrainingDisplay
+from atlas.training.display import Display
 
 HOSTILE = "a[/] [red]b :cat: \x1b]0;owned\x07\x1b[2J\x9b31m\u202ec\udcff"
 """Markup that does not close, an emoji's name, escape sequences of 7 and 8 bits, a turn of direction, and a
@@ -82,14 +82,14 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bars_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with TrainingDisplay(HOSTILE, 1, shown=True) as display:
+    with Display(HOSTILE, 1, shown=True) as display:
         display.begin(HOSTILE, 10)
     assert_harmless(capsys.readouterr().err)
 
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bar_of_an_attack(capsys: pytest.CaptureFixture[str]) -> None:
-    display = EvaluationDisplay(shown=True)
+    display = AttackProgress(shown=True)
     with display.bars:
         display.begin(HOSTILE)
         display.update(0.5, 1, 2)
@@ -99,7 +99,7 @@ def test_the_bar_of_an_attack(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bar_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    display = ReportDisplay(1)
+    display = StudyProgress(1)
     with display.bars:
         display.step(HOSTILE, 0.5)
     assert_harmless(capsys.readouterr().err)

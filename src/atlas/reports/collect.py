@@ -201,11 +201,6 @@ def load_test_images(name: str, root: Path | None) -> Images:
         raise DataError(f"{error}; or omit what needs images (--no-attack)") from error
 
 
-def _finished(place: Path) -> Report | None:
-    """The report of an evaluation, None if it has not finished."""
-    return checked_report(place) if (place / SUMMARY).exists() else None
-
-
 def _model_folder(
     place: Path, reports: Mapping[Path, Report | None], runs: Mapping[Path, ReportedModel]
 ) -> Path:
@@ -338,10 +333,7 @@ def evaluations_of(
     `weights` is the fingerprint of the model, and `former` the one that older versions gave it.
     """
     found, notes = dict[str, Report](), []
-    for place in sorted({*path.glob(f"*/{CONFIG}"), *path.glob(f"{EVALUATIONS}/*/{CONFIG}")}):
-        folder = place.parent
-        if (folder / "metrics.jsonl").exists():  # a run within a run, such as a surrogate
-            continue
+    for folder in Run(path).evaluations():
         report = _finished(folder)
         if report is None:
             notes.append(unfinished(folder))
@@ -352,9 +344,9 @@ def evaluations_of(
     # `atlas reproduce` evaluates WORKSPACE/runs/NAME in WORKSPACE/evaluations/NAME.
     reproduced = path.parent.parent / EVALUATIONS / path.name
     beside = sorted([*path.parent.glob(f"*/{SUMMARY}"), *reproduced.glob(f"*/{SUMMARY}")])
-    for place in beside if weights is not None else ():
-        if {weights, former} & _models_of(place.parent):
-            found[place.parent.name] = checked_report(place.parent)
+    for folder in (place.parent for place in beside) if weights is not None else ():
+        if {weights, former} & _models_of(folder) and (report := _finished(folder)):
+            found[folder.name] = report
     if found and weights is None:
         notes.append("without the weights it is not known whether its evaluations are of them")
     return found, notes
@@ -375,8 +367,10 @@ def _models_of(folder: Path) -> set[str]:
     return found
 
 
-def checked_report(folder: Path) -> Report:
-    """The report of an evaluation, with everything that a page reads; its reader verifies the rest."""
+def _finished(folder: Path) -> Report | None:
+    """The report of an evaluation with everything that a page reads; None if it has not finished."""
+    if not (folder / SUMMARY).exists():
+        return None
     report = load_report(folder)
     missing = [key for key in NEEDED if key not in report.about]
     threat = report.about.get("threat")

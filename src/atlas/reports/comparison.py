@@ -27,7 +27,7 @@ TIED_MEANS = (
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class ComparedModel:
     """One evaluation of one run."""
 
     run: ReportedModel
@@ -40,7 +40,7 @@ class Entry:
 class Comparison:
     """Evaluations that can stand in one table: the same images, threat and attacks."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ComparedModel, ...]
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -71,22 +71,22 @@ class Comparison:
         attacks = self.columns[1:-1]
         return f"under {attacks[0]}" if len(attacks) == 1 else "in the worst case"
 
-    def score(self, entry: Entry, label: str) -> Score:
+    def score(self, entry: ComparedModel, label: str) -> Score:
         return entry.report.scores[label]
 
     @cached_property
-    def leaders(self) -> dict[str, list[Entry]]:
+    def leaders(self) -> dict[str, list[ComparedModel]]:
         """In each column the models with the highest accuracy, where there are several to choose from."""
         return {label: self._leaders(label) for label in self.columns}
 
-    def _leaders(self, label: str) -> list[Entry]:
+    def _leaders(self, label: str) -> list[ComparedModel]:
         valid = [entry for entry in self.entries if not self.score(entry, label).reasons]
         if len(valid) < 2 or not all(self.paired(valid[0], entry, label) for entry in valid[1:]):
             return []
         top = max(self.score(entry, label).rate for entry in valid)
         return [entry for entry in valid if self.score(entry, label).rate == top]
 
-    def paired(self, one: Entry, other: Entry, label: str) -> Paired | None:
+    def paired(self, one: ComparedModel, other: ComparedModel, label: str) -> Paired | None:
         """The paired test of two models in one column; None where it would mean nothing."""
         if self.score(one, label).reasons or self.score(other, label).reasons:
             return None
@@ -95,7 +95,7 @@ class Comparison:
         found = compared(one.report, other.report).get(label)
         return found[2] if found else None
 
-    def to_the_best(self, entry: Entry, label: str) -> Paired | None:
+    def to_the_best(self, entry: ComparedModel, label: str) -> Paired | None:
         """The test against the best of the column; None for the best itself, and if there is none.
 
         If several share the best accuracy, the largest p-value, so that their order does not matter.
@@ -104,7 +104,7 @@ class Comparison:
         pairs = [self.paired(best, entry, label) for best in leaders if entry not in leaders]
         return max(filter(None, pairs), key=lambda pair: pair.p_value, default=None)
 
-    def cell(self, entry: Entry, label: str) -> Cell:
+    def cell(self, entry: ComparedModel, label: str) -> Cell:
         pair = self.to_the_best(entry, label)
         tied = pair is not None and pair.p_value >= LEVEL
         return Cell.of(self.score(entry, label), best=entry in self.leaders[label], tied=tied)
@@ -176,12 +176,12 @@ def _difference(pair: Paired | None) -> Cell:
 def comparisons(runs: Sequence[ReportedModel]) -> list[Comparison]:
     """All evaluations of the runs, grouped by what can be compared: the groups with most runs first, then
     those at the radius of the training, then those with the strongest attacks."""
-    groups: dict[str, list[Entry]] = {}
+    groups: dict[str, list[ComparedModel]] = {}
     for run in runs:
         for folder, report in run.evaluations.items():
             about = {key: report.about[key] for key in ("data_hash", *COMPARED)}
             key = json.dumps([about, list(report.results)], sort_keys=True)
-            groups.setdefault(key, []).append(Entry(run, folder, report, run.name))
+            groups.setdefault(key, []).append(ComparedModel(run, folder, report, run.name))
     found = [Comparison(tuple(_with_unique_names(entries))) for entries in groups.values()]
     places = {run.name: place for place, run in enumerate(runs)}
     first: dict[str, int] = {}
@@ -202,7 +202,7 @@ def _rank(comparison: Comparison) -> tuple[float, ...]:
     return -len(runs), elsewhere, at_most, -len(comparison.columns), -comparison.n
 
 
-def _with_unique_names(entries: Sequence[Entry]) -> list[Entry]:
+def _with_unique_names(entries: Sequence[ComparedModel]) -> list[ComparedModel]:
     """A run that was evaluated twice in the same way has the folder beside its name."""
     names = [entry.name for entry in entries]
     return [replace(e, name=f"{e.name} ({e.folder})") if names.count(e.name) > 1 else e for e in entries]
@@ -251,7 +251,7 @@ def verdict(comparison: Comparison) -> str:
     return " ".join(filter(None, [said, _invalid(comparison)]))
 
 
-def _lead(comparison: Comparison, leaders: Sequence[Entry]) -> str:
+def _lead(comparison: Comparison, leaders: Sequence[ComparedModel]) -> str:
     """Which models lead, and over which others the lead may be chance."""
     others = [(e, comparison.to_the_best(e, WORST_CASE)) for e in comparison.entries if e not in leaders]
     tied = [f"{e.name} ({p_text(pair.p_value)})" for e, pair in others if pair and pair.p_value >= LEVEL]

@@ -42,9 +42,8 @@ def render(
     training = plots.training_charts(trained, index) if trained else []
     shown = {row[0].text for group in groups for row in group["by_class"].rows}
     names = index | {entry.name: index[entry.run.name] for c in found for entry in c.entries}
-    curves = [
-        curve for charts in (training, *(g["charts"] for g in groups)) for c in charts for curve in c.curves
-    ]
+    charts = [*training, *(chart for group in groups for chart in group["charts"])]
+    labels = names | {curve.label: curve.index for chart in charts for curve in chart.curves}
     template = _environment().get_template("page.html")
     return template.render(
         version=__version__,
@@ -62,9 +61,8 @@ def render(
         training=training,
         flags={run.name: _flags(run, studies.get(run.name)) for run in runs},
         key={name: plots.colour_class(k) for name, k in names.items()},
-        swatches={name: plots.swatch(k) for name, k in (names | {c.label: c.index for c in curves}).items()},
+        swatches={name: plots.swatch(k) for name, k in labels.items()},
         most_dots=plots.MOST_DOTS,
-        most_classes=classes.MOST_CLASSES,
         **_assets(),
     )
 

@@ -138,7 +138,7 @@ def valid(studies: Mapping[str, Study]) -> dict[str, Study]:
     return {name: study for name, study in studies.items() if not study.reasons}
 
 
-class Display:
+class StudyProgress:
     """A progress bar over the attacks of all studies, on a terminal."""
 
     def __init__(self, parts: int, *, shown: bool = True) -> None:
@@ -160,7 +160,7 @@ PARTS = len(STEPS) + len(RADII)
 """Attacks on each model, at most."""
 
 
-def study(run: ReportedModel, images: Images, settings: Settings, display: Display) -> Study:
+def study(run: ReportedModel, images: Images, settings: Settings, display: StudyProgress) -> Study:
     """Read from the run's folder if it is there, else made by attacking the run's model."""
     assert run.threat is not None
     data, threat = images.subset(slice(settings.n)), run.threat
@@ -199,7 +199,7 @@ def _plain(key: Mapping[str, Any]) -> Any:
 
 
 def _made(
-    run: ReportedModel, data: Images, settings: Settings, display: Display
+    run: ReportedModel, data: Images, settings: Settings, display: StudyProgress
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     assert run.model is not None
     assert run.threat is not None

@@ -17,7 +17,7 @@ from atlas.reports import page
 from atlas.reports.collect import Given, ReportedModel, load_test_images
 from atlas.reports.comparison import comparisons, long_table
 from atlas.reports.gallery import Kept, kept_images
-from atlas.reports.quick_attack import PARTS, Display, Settings, Study, study
+from atlas.reports.quick_attack import PARTS, Settings, Study, StudyProgress, study
 
 SUFFIXES = {
     ".html": "html",
@@ -86,7 +86,7 @@ def studied(
     able = [(run, run.data) for run in runs if run.model is not None and run.threat and run.data]
     images: dict[str, Images] = {}
     found = {}
-    display = Display(PARTS * len(able), shown=progress)
+    display = StudyProgress(PARTS * len(able), shown=progress)
     with display.bars:
         for run, name in able:
             if name not in images:
