@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from atlas.distributed.launch import rank
 from atlas.errors import AtlasError, DiskError
 from atlas.terminal import Terminal
 
@@ -32,6 +33,17 @@ def errors_to_exit_codes() -> Iterator[None]:
         _end(error, error.exit_code)
     except OSError as error:
         _end(error, DiskError.exit_code)
+
+
+@contextmanager
+def one_voice() -> Iterator[None]:
+    """Errors reach all processes that work together; only the first prints them."""
+    try:
+        yield
+    except AtlasError as error:
+        if rank():
+            raise typer.Exit(error.exit_code) from error
+        raise
 
 
 def _end(error: Exception, code: int) -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,28 +18,28 @@ from rich.text import Text
 
 from atlas import data as data_sets
 from atlas.attacks import suites as attack_suites
-from atlas.cli.console import Root, console, say
+from atlas.cli.console import Root, console, one_voice, say
 from atlas.cli.named_model import named, surrogates
-from atlas.cli.workers import run_shards, run_with_others
 from atlas.config import fingerprint, number
-from atlas.distributed.launch import rank, size
-from atlas.errors import UsageError, choose
-from atlas.evaluation import Report, Shard
+from atlas.distributed.launch import connected, launch, size, started
+from atlas.errors import LostWorkerError, UsageError, choose
+from atlas.evaluation import Report
 from atlas.evaluation.compare import compared
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.evaluation_folder import load_report
 from atlas.evaluation.plan import chosen_images, planned
 from atlas.evaluation.score import WORST_CASE
 from atlas.models.normalize import STANDARDS, Normalization
-from atlas.signals import leave_with_parent
+from atlas.signals import Requests, caught_signals
 from atlas.threat import THREATS, Linf, Threat
 
+LONGEST_WAIT = timedelta(days=7)
+"""Shares of the images may differ by hours; a process that dies is noticed at once."""
 INVALID = 9
 """The exit code of an evaluation whose numbers mean nothing."""
 
 
 def evaluate(
-    ctx: typer.Context,
     what: Annotated[
         str,
         typer.Argument(
@@ -110,7 +113,6 @@ def evaluate(
     root: Root = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON only.")] = False,
     save_seconds: Annotated[float, typer.Option(min=0, help="Save an attack under way this often.")] = 30.0,
-    shard: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Learn how robust a model is: accuracy under attacks, the worst case, and how far to trust it.
 
@@ -123,39 +125,48 @@ def evaluate(
 
     After an interruption the same command resumes.
     """
-    if shard is not None:
-        leave_with_parent()
-    target = named(what, model, data, device, _normalization(normalize, mean, std), output)
-    threat = _threat(target.threat, eps, norm)
-    images = chosen_images(data_sets.load(target.data, train=False, root=root), n, random, seed)
-    loaded = target.load(images)
-    tables = attack_suites.suite(suite, images.name).attacks.values()
-    if surrogate and not any(table["name"] == attack_suites.TRANSFER for table in tables):
-        raise UsageError(f"--surrogate is for the black box attack, which suite {suite} has not; try paper")
-    plan = planned(
-        threat,
-        suite,
-        images.name,
-        only=_split(attacks or []),
-        alone=alone,
-        surrogates=surrogates(surrogate or [], target.folder / "surrogates", device, root),
-        seed=seed,
-        attack_dtype=attack_dtype,
-        eot=eot,
-    )
-    key = loaded.fingerprint
-    task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
-    folder = out or target.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
-    if shard is not None:
-        task.run(folder, shard=Shard.parse(shard), progress=False)
+    if processes > 1 and not started():
+        raise typer.Exit(launch(sys.argv[1:], processes, independent=True))
+    many = size() > 1
+    with (
+        one_voice(),
+        caught_signals() if many else nullcontext(Requests()) as requests,
+        connected(LONGEST_WAIT) as group,
+    ):
+        target = named(what, model, data, device, _normalization(normalize, mean, std), output)
+        threat = _threat(target.threat, eps, norm)
+        images = chosen_images(data_sets.load(target.data, train=False, root=root), n, random, seed)
+        loaded = target.load(images)
+        tables = attack_suites.suite(suite, images.name).attacks.values()
+        if surrogate and not any(table["name"] == attack_suites.TRANSFER for table in tables):
+            raise UsageError(
+                f"--surrogate is for the black box attack, which suite {suite} has not; try paper"
+            )
+        plan = planned(
+            threat,
+            suite,
+            images.name,
+            only=_split(attacks or []),
+            alone=alone,
+            surrogates=surrogates(surrogate or [], target.folder / "surrogates", device, root),
+            seed=seed,
+            attack_dtype=attack_dtype,
+            eot=eot,
+        )
+        key = loaded.fingerprint
+        task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
+        folder = out or target.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
+        if not as_json and group.first:
+            say(f"writing to {folder}")
+        if many:
+            requests.check()
+            try:
+                task.run_share(folder, group)
+            except LostWorkerError:
+                requests.check()  # a signal that ended the others was received here too
+                raise
+    if not group.first:
         return
-    if not as_json and rank() == 0:
-        say(f"writing to {folder}")
-    if size() > 1:
-        if not run_with_others(task, folder):
-            return
-    elif processes > 1:
-        run_shards(ctx, task, folder, processes)
     report = task.run(folder)
     _print(report, as_json)
     if not as_json:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import shlex
 import sys
 import tomllib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from atlas import presets
-from atlas.cli.console import Root, say
+from atlas.cli.console import Root, one_voice, say
 from atlas.config import ConfigDict as Settings
 from atlas.config import overridden
 from atlas.data.load import lacks_test_set
-from atlas.distributed.launch import launch, local_device, rank, size, started
-from atlas.errors import AtlasError, UsageError
+from atlas.distributed.launch import launch, local_device, size, started
+from atlas.errors import UsageError
 from atlas.files import refuse_in_use
 from atlas.training import ProcessGroup, RunConfig, connected, load_config
 from atlas.training import train as run_training
@@ -30,7 +28,7 @@ from atlas.training.settings import REGISTRIES
 def train(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[PRESET_OR_FILE]", help="A preset (`atlas presets`) or your own .toml file."),
+        typer.Argument(metavar="[PRESET_OR_FILE]", help="A preset (`atlas presets`) or a .toml file."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -39,9 +37,7 @@ def train(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with the run in this folder.")
-    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +82,7 @@ def train(
     if (what is None) == (resume is None):
         raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
     if resume is not None and out is not None:
-        raise UsageError("--resume goes on in the run's own folder: leave --out away")
+        raise UsageError("--resume continues in the run's folder: omit --out")
     if what is not None:
         name, table = presets.load_preset(what)
         folder = out or Path("runs") / name
@@ -104,7 +100,7 @@ def train(
     config = RunConfig.of(changed := overridden(table, changes, REGISTRIES))
     if started():
         if processes not in (1, size()):
-            raise UsageError(f"--processes {processes} among {size()} by torchrun: leave --processes away")
+            raise UsageError(f"--processes {processes} among {size()} by torchrun: omit --processes")
     elif what is not None and (folder / "config.json").exists():
         refuse_in_use(folder)
         raise UsageError(
@@ -113,7 +109,7 @@ def train(
         )
     elif processes > 1:
         raise typer.Exit(launch(sys.argv[1:], processes))
-    with _one_voice(), connected() as group:
+    with one_voice(), connected() as group:
         if group.first and (dropped := _dropped(table, changed)):
             say(f"--set has changed a name, which drops the settings of the old one: {', '.join(dropped)}")
         if precision == "auto":
@@ -133,17 +129,6 @@ def _train(config: RunConfig, folder: Path, group: ProcessGroup, **options: Any)
         )
         elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
         say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
-
-
-@contextmanager
-def _one_voice() -> Iterator[None]:
-    """Errors reach all processes that train together; the first says what they are."""
-    try:
-        yield
-    except AtlasError as error:
-        if rank():
-            raise typer.Exit(error.exit_code) from error
-        raise
 
 
 def _dropped(before: Settings, after: Settings, where: str = "") -> list[str]:
@@ -174,7 +159,7 @@ def setting(text: str) -> tuple[str, Any]:
     """KEY=VALUE, the value as TOML where it is TOML (1e-4, true, [1, 2]) and as text where it is not."""
     key, equals, value = text.partition("=")
     if not (key and equals):
-        raise UsageError(f"--set got {text!r}; wanted KEY=VALUE, such as method.alpha=1e-4")
+        raise UsageError(f"--set must be KEY=VALUE, such as method.alpha=1e-4, got {text!r}")
     try:
         return key, tomllib.loads(f"value = {value}")["value"]
     except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or brackets as deep

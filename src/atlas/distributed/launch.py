@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
-from typing import IO
 from uuid import uuid4
 
 import torch
@@ -38,7 +37,6 @@ from atlas.signals import (
     worker_timeout,
 )
 
-ATLAS = (sys.executable, "-m", "atlas")
 HERE = "127.0.0.1"
 POLL_SECONDS = 0.1
 GRACE_SECONDS = 20.0
@@ -47,11 +45,17 @@ KILLED_SECONDS = 10.0
 """How long a killed process may take to end: one that waits for a disk that does not answer may never."""
 
 
-def launch(arguments: Sequence[str], of: int, module: str = "atlas") -> int:
-    """Run `python -m MODULE ARGUMENTS` as `of` ranks; the exit code for all.
+def launch(arguments: Sequence[str], of: int, module: str = "atlas", *, independent: bool = False) -> int:
+    """Run `python -m MODULE ARGUMENTS` as `of` ranks, to train or evaluate together; the exit code for all.
 
     This is not torchrun, because torchrun's own exit code is 1 whatever the ranks' are. The rendezvous store
     is in this process, so that no port has to be guessed and the death of a rank does not take it away.
+
+    Args:
+        arguments: The command line of each rank.
+        of: How many ranks.
+        module: The program.
+        independent: If a rank fails, ask the others to save and exit; otherwise they notice by themselves.
     """
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": HERE, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(of)}
@@ -60,7 +64,7 @@ def launch(arguments: Sequence[str], of: int, module: str = "atlas") -> int:
     with Workers(of) as workers, caught_signals(workers.kill) as requests:
         for number in range(of):
             workers.start(command, {**common, "RANK": str(number), "LOCAL_RANK": str(number)})
-        workers.wait(requests, independent=False)
+        workers.wait(requests, independent=independent)
     workers.check(requests)
     return _code(workers, requests)
 
@@ -71,12 +75,12 @@ def _code(workers: Workers, requests: Requests) -> int:
     if any(codes.values()) and requests.caught is not None:
         return 128 + requests.caught
     for number, code in codes.items():
-        if code < 0:
+        if code < 0 and not (code == -signal.SIGTERM and workers.asked):
             raise LostWorkerError(
                 f"process {number} of {workers.of} was ended by {signal.Signals(-code).name}: resume to "
                 "continue from the last saved state"
             )
-    return next(filter(None, codes.values()), 0)
+    return 0 if workers.failed is None else codes.get(workers.failed, LostWorkerError.exit_code)
 
 
 @dataclass(eq=False)
@@ -114,6 +118,8 @@ class Workers:
         self.given_up = ""
         """Why those that were left were killed, if they were."""
         self.killed: set[int] = set()
+        self.asked = False
+        """Whether all were asked to save and exit."""
 
     @property
     def codes(self) -> dict[int, int]:
@@ -125,9 +131,7 @@ class Workers:
     def running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.process.poll() is None]
 
-    def start(
-        self, command: Sequence[str], environment: Mapping[str, str], errors: IO[bytes] | None = None
-    ) -> None:
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start another one. Threads are shared out among all, unless the user has set their number."""
         threads = str(max(1, (os.cpu_count() or 1) // self.of))
         life, write = os.pipe()
@@ -138,7 +142,6 @@ class Workers:
             process = subprocess.Popen(
                 command,
                 env={"OMP_NUM_THREADS": threads, **os.environ, **environment, **own},
-                stderr=errors,
                 start_new_session=True,
                 pass_fds=[write],
             )
@@ -149,9 +152,7 @@ class Workers:
             os.close(write)
         self.workers.append(Worker(process, life))
 
-    def wait(
-        self, requests: Requests, *, independent: bool, each_poll: Callable[[], None] = lambda: None
-    ) -> None:
+    def wait(self, requests: Requests, *, independent: bool) -> None:
         """Wait until all have ended. A signal is passed on.
 
         If one fails, the others are asked to save and exit if they are `independent`; if not, they notice.
@@ -159,7 +160,6 @@ class Workers:
         passed_on = asked = False
         deadline, before = float("inf"), time.monotonic()
         while running := self.running:
-            each_poll()
             now = time.monotonic()
             for worker in running:
                 # A second at most: whoever stops the launcher, or the machine, may stop the workers too.
@@ -214,6 +214,7 @@ class Workers:
                 worker.process.wait(KILLED_SECONDS)
 
     def _ask(self, number: int) -> None:
+        self.asked = True
         for worker in self.workers:
             worker.process.send_signal(number)
 
@@ -265,7 +266,7 @@ def local_device(name: str | None) -> str | None:
     """The device of this name; where it names all GPUs or none, each process of a machine takes one."""
     if size() == 1 or not torch.cuda.is_available() or name not in (None, "cuda"):
         return name
-    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    return f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
 
 
 @contextmanager
@@ -292,10 +293,8 @@ def connected(patience: timedelta | None = None) -> Iterator[ProcessGroup]:
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
     try:
         yield TorchProcessGroup(number, of)
-    except Interrupted:  # by agreement: there is nobody to tell
-        raise
-    except LostWorkerError as lost:
-        raise _heard(store) or lost from lost
+    except (Interrupted, LostWorkerError) as ended:  # because of another, which may have said why
+        raise _heard(store) or ended from ended
     except Exception as error:
         code = error.exit_code if isinstance(error, AtlasError) else LostWorkerError.exit_code
         with suppress(RuntimeError):

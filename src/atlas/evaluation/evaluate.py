@@ -18,6 +18,7 @@ from atlas.attacks.gradients import has_gradients, input_gradients
 from atlas.attacks.model_variants import channels_last
 from atlas.config import check_arguments, check_counts, check_fields
 from atlas.data import Images, as_images
+from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import ModelError, UsageError, model_errors
 from atlas.evaluation.evaluation_folder import EvaluationFolder, far_apart, slug
 from atlas.evaluation.flags import Flag, after, before, of_classes
@@ -26,7 +27,7 @@ from atlas.evaluation.probes import probe
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, columns_of
 from atlas.evaluation.run_attack import AttackedModel, AttackProgress, finish, interruptible
 from atlas.evaluation.score import ON_CLEAN, WORST_CASE
-from atlas.evaluation.shards import Shard
+from atlas.evaluation.shards import Shard, merge
 from atlas.files import locked
 from atlas.models.code import user_code
 from atlas.models.normalize import normalized
@@ -180,7 +181,7 @@ class Evaluation:
         place = None
         if folder is not None:
             place = EvaluationFolder(shard.folder(folder) if shard else folder, self.code)
-        display = AttackProgress(shown=progress, watched=place if shard else None)
+        display = AttackProgress(shown=progress)
         if place:
             place.say = display.say
         for label, reason in self.plan.left_out.items():
@@ -193,6 +194,28 @@ class Evaluation:
             stack.enter_context(channels_last(self.model, self.data.pixels(slice(0, 1))))
             requests = stack.enter_context(caught_signals() if place else nullcontext(Requests()))
             return _Work(self, place, display, requests, place.times() if place else {}).run(shard)
+
+    def run_share(self, folder: Path, group: ProcessGroup) -> None:
+        """Evaluate this process's share of the images; the first process merges all shares in the folder.
+
+        The folder must be on a disk that all processes see.
+        """
+        if any(group.total([int(group.first and self._finished(folder))])):
+            return
+        of = min(group.size, len(self.data))
+        if group.rank < of:
+            self.run(folder, shard=Shard(group.rank, of), progress=group.first)
+        group.wait()
+        if group.first:
+            merge(folder, of, list(self.plan.attacks))
+        group.wait()
+
+    def _finished(self, folder: Path) -> bool:
+        """Take the folder for this evaluation; whether all its attacks are over."""
+        place = EvaluationFolder(folder, self.code)
+        with locked(folder, partial(place.check, self.about)):
+            place.claim(self.about)
+        return all(place.holds(label, images=self.save_images) for label in self.plan.attacks)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,10 @@ from atlas.errors import CheckpointError, DamagedError, DataError, UsageError
 from atlas.evaluation.flags import Flag
 from atlas.evaluation.results import COLUMNS, AttackResult, Report, spent
 from atlas.evaluation.score import ON_CLEAN, WORST_CASE
-from atlas.files import part_of, require_empty_dir, write_atomic
+from atlas.files import require_empty_dir, write_atomic
 
 T = TypeVar("T")
-CONFIG, SUMMARY, PROGRESS, TIMING = "config.json", "summary.json", "progress.json", "timing.jsonl"
+CONFIG, SUMMARY, TIMING = "config.json", "summary.json", "timing.jsonl"
 SAME = 1e-3
 """Logits of one model may differ by this share: other batches and other machines round otherwise."""
 TURNED = 0.1
@@ -272,19 +272,6 @@ class EvaluationFolder:
         """The ids and the images that fool, where they were kept."""
         found = self._tensors(self._images(label))
         return None if found is None else (found[0]["ids"], found[0]["x_adv"])
-
-    def note_progress(self, label: str, share: float, robust: int, n: int) -> None:
-        """Where the attack under way is, for who watches from another process."""
-        part = part_of(self.path / PROGRESS)
-        with suppress(OSError):  # nothing depends on it
-            part.write_text(json.dumps({"label": label, "share": share, "robust": robust, "n": n}))
-            part.replace(self.path / PROGRESS)
-
-    def progress(self) -> dict[str, Any] | None:
-        try:
-            return dict(json.loads((self.path / PROGRESS).read_text()))
-        except (OSError, ValueError, TypeError):
-            return None
 
     def note_time(self, label: str, seconds: float) -> None:
         with suppress(OSError), (self.path / TIMING).open("a") as file:  # nothing depends on it

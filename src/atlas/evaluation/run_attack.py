@@ -160,16 +160,13 @@ REFRESH_SECONDS = 0.2
 
 
 class AttackProgress:
-    """A bar for the attack at hand on a terminal; a line for each attack everywhere.
+    """A bar for the current attack on a terminal; a line for each attack everywhere."""
 
-    In the folder `watched` it leaves notes for who shows the bar of several processes.
-    """
-
-    def __init__(self, *, shown: bool, watched: EvaluationFolder | None = None) -> None:
+    def __init__(self, *, shown: bool) -> None:
         self.console = Terminal(stderr=True, quiet=not shown)
         self.bars = share_bars(self.console)
         self.task = self.bars.add_task("", total=1.0, visible=False)
-        self.label, self.shown_at, self.watched = "", 0.0, watched
+        self.label, self.shown_at = "", 0.0
 
     def begin(self, label: str) -> None:
         self.label = label
@@ -181,14 +178,9 @@ class AttackProgress:
         if now - self.shown_at < REFRESH_SECONDS:
             return
         self.shown_at = now
-        if self.watched:
-            self.watched.note_progress(self.label, engine.share_done, engine.robust, len(engine.y))
         if not self.bars.disable:
-            self.update(engine.share_done, engine.robust, len(engine.y))
-
-    def update(self, share: float, robust: int, n: int) -> None:
-        text = f"{self.label}  {robust} of {n} still right"
-        self.bars.update(self.task, description=text, completed=share)
+            text = f"{self.label}  {engine.robust} of {len(engine.y)} still right"
+            self.bars.update(self.task, description=text, completed=engine.share_done)
 
     def end(self, engine: Engine, seconds: float) -> None:
         self.bars.update(self.task, visible=False)

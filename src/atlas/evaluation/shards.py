@@ -26,14 +26,6 @@ class Shard:
         if not 0 <= self.index < self.of:
             raise UsageError(f"shard must be 0 to {self.of - 1} of {self.of}, got {self.index}")
 
-    @classmethod
-    def parse(cls, text: str) -> Shard:
-        """From "0/2"."""
-        index, slash, of = text.partition("/")
-        if not (slash and index.isdigit() and of.isdigit() and int(of)):
-            raise UsageError(f"shard must be INDEX/OF, such as 0/2, got {text!r}")
-        return cls(int(index), int(of))
-
     @property
     def part(self) -> slice:
         """Its images."""

@@ -108,7 +108,7 @@ def test_a_foreign_folder_is_refused_before_anything_in_it_is_changed(
     files: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "their_net.py").write_text(
         "from torch import nn\n"
@@ -121,7 +121,7 @@ def test_a_foreign_folder_is_refused_before_anything_in_it_is_changed(
     for name, text in files.items():
         (folder / name).write_text(text)
     assert atlas(monkeypatch, *command, "--out", "theirs") == 2
-    assert capsys.readouterr().err.startswith("atlas: theirs ")
+    assert capfd.readouterr().err.startswith("atlas: theirs ")
     assert {path.name: path.read_text() for path in folder.iterdir()} == files
 
 
