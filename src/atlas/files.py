@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -11,6 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from filelock import lock_descriptor
 
 from atlas.errors import DiskError, LockError, UsageError
 from atlas.terminal import one_line
@@ -95,7 +96,9 @@ def _fill(file: IO[bytes], size: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
+    """Make renames in a folder survive a power cut. Windows cannot open folders, and needs no such call."""
+    if os.name == "nt":
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -181,12 +184,16 @@ def refuse_in_use(folder: Path) -> None:
 
 def _take(folder: Path, handle: int) -> None:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        holder = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-        raise LockError(f"{folder} is in use by {holder}; wait for it, or choose another folder") from error
+        if lock_descriptor(handle, blocking=False):
+            return
     except OSError as error:
         raise DiskError(f"cannot lock {folder}: {error.strerror}; choose another folder") from error
+    holder = ""
+    with suppress(OSError):  # Windows does not let others read what is locked
+        holder = os.read(handle, 200).decode(errors="replace").strip()
+    raise LockError(
+        f"{folder} is in use by {holder or 'another process'}; wait for it, or choose another folder"
+    )
 
 
 def _sign(handle: int) -> None:

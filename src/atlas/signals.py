@@ -19,7 +19,7 @@ from atlas.errors import Interrupted, UsageError
 
 INSISTENT = (signal.SIGINT, signal.SIGTERM)
 """A second one of these ends the process at once."""
-SIGNALS = (*INSISTENT, signal.SIGHUP, signal.SIGUSR1)
+SIGNALS = (*INSISTENT, *(getattr(signal, name) for name in ("SIGHUP", "SIGUSR1") if hasattr(signal, name)))
 PARENT_POLL_SECONDS = 0.5
 LAUNCHER, LIFE = "ATLAS_LAUNCHER", "ATLAS_LIFE"
 """Environment variables of a process that another started: that one's id, and a pipe for signs of life."""

@@ -8,6 +8,8 @@ import os
 import resource
 import shutil
 import socket
+import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -260,3 +262,15 @@ def test_a_configuration_that_cannot_be_read_is_told_from_none(tmp_path: Path) -
     folder.config_path.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=rf"{folder.config_path.name} cannot be read: Is a directory"):
         _ = folder.config
+
+
+def test_training_and_evaluation_are_imported_without_what_only_unix_has() -> None:
+    code = """
+import signal, sys, filelock, tensorboard, torch, torch.distributed.nn
+sys.modules["fcntl"] = None
+del signal.SIGHUP, signal.SIGUSR1
+import atlas
+print(atlas.fit.__name__, atlas.evaluate.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["fit", "evaluate"], done.stderr

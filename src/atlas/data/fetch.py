@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ from typing import IO
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from filelock import lock_descriptor
 
 from atlas.data.store import SOURCES, File, data_root, present, verify
 from atlas.errors import DataError, DiskError, LockError, choose
@@ -84,12 +85,11 @@ def _writing(part: Path) -> Iterator[IO[bytes]]:
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as out:
-            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock_descriptor(out.fileno(), blocking=False):
+                raise LockError(f"{part}: another process is downloading it; wait for it to end")
             if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
                 raise LockError(f"{part}: another process has just finished it; run the command again")
             yield out
-    except BlockingIOError as error:
-        raise LockError(f"{part}: another process is downloading it; wait for it to end") from error
     except OSError as error:
         raise DiskError(f"{part}: cannot be written ({error.strerror})") from error
 
