@@ -1,4 +1,4 @@
-"""What a trainer asks of the processes that train with it; here, of one that trains alone."""
+"""Processes that work together: shares of a batch, means over ranks, agreement. Or one process alone."""
 
 from __future__ import annotations
 
@@ -30,14 +30,19 @@ class Share(NamedTuple):
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """One process alone: all is its own share, and it agrees with itself."""
+    """A group of one process; the base of larger groups.
+
+    Example:
+        >>> ProcessGroup().share(10)
+        Share(part=slice(None, None, None), weight=1.0)
+    """
 
     rank: int = 0
     size: int = 1
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and speaks."""
+        """Whether this is the rank that writes files and prints."""
         return self.rank == 0
 
     def share(self, count: int) -> Share:
@@ -45,7 +50,7 @@ class ProcessGroup:
         return Share(slice(None), 1.0)
 
     def mean_gradients(self, model: nn.Module, weight: float) -> None:
-        """Make the gradients of all shares, each by its weight, those of the whole batch."""
+        """Replace the gradients by their weighted mean over ranks, which is that of the whole batch."""
 
     def mean_buffers(self, model: nn.Module, weight: float) -> None:
         """The same for running statistics."""
@@ -70,24 +75,24 @@ class ProcessGroup:
         """Give torch's own generator, from which dropout draws, the numbers of this step."""
 
     def wait(self) -> None:
-        """Until all ranks have come here."""
+        """Wait for all ranks."""
 
 
 ABOUT = ""
-"""The name of the table among the tensors while a state travels."""
+"""The name of the table among the tensors of a message."""
 FEWEST = 2
 """Images of a share: BatchNorm refuses a batch of one."""
 
 
 @contextmanager
 def reached() -> Iterator[None]:
-    """A message that does not come through is a lost process."""
+    """Turn a failed message into the error of a lost process."""
     try:
         yield
     except RuntimeError as error:
         raise LostWorkerError(
-            "one of the processes that train together was killed or does not answer: resume to go on from "
-            "the last saved state"
+            "a process of the group was killed or does not respond: resume to continue from the last saved "
+            "state"
         ) from error
 
 
@@ -96,7 +101,7 @@ class TorchProcessGroup(ProcessGroup):
     """One of several processes that `connected` has brought together."""
 
     def share(self, count: int) -> Share:
-        """Shares differ by one image at most. A rank for which nothing is left goes along at weight 0."""
+        """Shares differ by one image at most. A rank without a share of its own repeats one at weight 0."""
         busy = min(self.size, max(1, count // FEWEST))
         index = self.rank % busy
         part = slice(count * index // busy, count * (index + 1) // busy)

@@ -289,7 +289,7 @@ class Trainer:
         if changed:
             self.display.warn(
                 f"{'; '.join(changed)}: earlier accuracies cannot be compared with later ones, so the best "
-                "epoch, the plateau tracker and the collapse detector start anew"
+                "epoch, the plateau tracker and the collapse detector are reset"
             )
 
     @property

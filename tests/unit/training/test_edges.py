@@ -349,14 +349,14 @@ def memory_limited_to(more: int) -> Iterator[None]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory in use is not known here")
-@pytest.mark.parametrize("room", [0.5, 1.5], ids=["for no map of it", "for one of two"])
-def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, room: float) -> None:
+@pytest.mark.parametrize("space", [0.5, 1.5], ids=["for no map of it", "for one of two"])
+def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, space: float) -> None:
     folder = Run(tmp_path)
     for _ in range(2):
         folder.save_state({"w": torch.zeros(2**24)}, {})
     gc.collect()
     with (
-        memory_limited_to(int(room * folder.state_path.stat().st_size)),
+        memory_limited_to(int(space * folder.state_path.stat().st_size)),
         pytest.raises(CheckpointError, match=r"state\.safetensors cannot be read now"),
     ):
         folder.load_state()

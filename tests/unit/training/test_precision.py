@@ -177,8 +177,8 @@ def test_auto_leaves_the_second_derivative_of_batchnorm_in_the_order_in_which_it
     model = models.build(name, shape=(3, 8, 8))
     assert puts_channels_last("auto", model, method) is last
     assert puts_channels_last(True, model, method) is True
-    learner = TrainState(model, method, replace(SHORT, channels_last="auto"), ProcessGroup())
-    assert learner.channels_last is last
+    state = TrainState(model, method, replace(SHORT, channels_last="auto"), ProcessGroup())
+    assert state.channels_last is last
 
 
 def test_a_misspelt_order_of_memory_is_refused() -> None:

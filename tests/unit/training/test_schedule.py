@@ -1,4 +1,4 @@
-"""Schedules: the ramp, the learning rate, and the guide against torch's own plateau rule."""
+"""Schedules: the ramp, the learning rate, and the tracker against torch's own plateau rule."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GUIDED = Schedule(kind="guided", epochs=1000, ramp_epochs=0)
 
 def follow(schedule: Schedule, values: list[float], first: int = 0) -> list[tuple[int, str | None]]:
     """(cuts, why it ended) after each epoch."""
-    guide, seen = PlateauTracker(), []
+    tracker, seen = PlateauTracker(), []
     for epoch, value in enumerate(values, first):
-        guide.update(epoch, value, schedule)
-        seen.append((guide.cuts, guide.finished(epoch, schedule)))
+        tracker.update(epoch, value, schedule)
+        seen.append((tracker.cuts, tracker.finished(epoch, schedule)))
     return seen
 
 
-# --- the guide ---
+# --- the tracker ---
 
 
 @thorough
@@ -41,11 +41,11 @@ def test_cuts_are_torchs_reduce_on_plateau(values: list[float], patience: int, f
         optimizer, mode="max", patience=patience - 1, threshold=0, factor=factor, eps=0.0
     )
     schedule = Schedule(epochs=1000, ramp_epochs=0, plateau=patience, patience=1000, factor=factor)
-    guide = PlateauTracker()
+    tracker = PlateauTracker()
     for epoch, value in enumerate(values):
         oracle.step(value)
-        guide.update(epoch, value, schedule)
-        assert schedule.lr_factor(epoch, guide.cuts) == pytest.approx(
+        tracker.update(epoch, value, schedule)
+        assert schedule.lr_factor(epoch, tracker.cuts) == pytest.approx(
             optimizer.param_groups[0]["lr"], rel=1e-9
         )
 
@@ -87,19 +87,19 @@ def test_the_papers_numbers() -> None:
 
 
 def test_an_equal_accuracy_is_no_gain_and_nan_never_the_best() -> None:
-    guide = PlateauTracker()
-    assert guide.update(0, 0.5, GUIDED)
-    assert not guide.update(1, 0.5, GUIDED)
-    assert not guide.update(2, math.nan, GUIDED)
-    assert (guide.best, guide.best_epoch, guide.cuts) == (0.5, 0, 1)
-    assert guide.update(3, 0.50001, GUIDED)
-    assert (guide.best, guide.best_epoch, guide.since_best) == (0.50001, 3, 0)
+    tracker = PlateauTracker()
+    assert tracker.update(0, 0.5, GUIDED)
+    assert not tracker.update(1, 0.5, GUIDED)
+    assert not tracker.update(2, math.nan, GUIDED)
+    assert (tracker.best, tracker.best_epoch, tracker.cuts) == (0.5, 0, 1)
+    assert tracker.update(3, 0.50001, GUIDED)
+    assert (tracker.best, tracker.best_epoch, tracker.since_best) == (0.50001, 3, 0)
 
 
 def test_an_accuracy_of_0_can_be_the_first_best() -> None:
-    guide = PlateauTracker()
-    assert guide.update(0, 0.0, GUIDED)
-    assert guide.best_epoch == 0
+    tracker = PlateauTracker()
+    assert tracker.update(0, 0.0, GUIDED)
+    assert tracker.best_epoch == 0
 
 
 @pytest.mark.parametrize("kind", ["constant", "piecewise", "cosine", "one-cycle"])
@@ -184,6 +184,6 @@ def test_refused(wrong: dict[str, Any], words: str) -> None:
 
 def test_of_equal_epochs_one_at_the_full_eps_goes_before_one_of_the_ramp() -> None:
     """Validation may be at 100% from the start; the first epoch after the ramp stays, as among all others."""
-    guide, schedule = PlateauTracker(), Schedule(epochs=5, ramp_epochs=2)
-    assert [guide.update(epoch, 1.0, schedule) for epoch in range(5)] == [True, False, True, False, False]
-    assert (guide.best_epoch, guide.since_best) == (2, 3)
+    tracker, schedule = PlateauTracker(), Schedule(epochs=5, ramp_epochs=2)
+    assert [tracker.update(epoch, 1.0, schedule) for epoch in range(5)] == [True, False, True, False, False]
+    assert (tracker.best_epoch, tracker.since_best) == (2, 3)

@@ -1,4 +1,4 @@
-"""The watch for catastrophic overfitting: a fall together with a jump, said once."""
+"""The detector of catastrophic overfitting: a fall together with a jump, reported once."""
 
 from __future__ import annotations
 
