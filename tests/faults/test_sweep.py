@@ -86,7 +86,7 @@ def test_a_worker_that_lives_keeps_its_trial(task: Path) -> None:
     said = runs.finish(sweep(task, "stopped", *two))
     assert "trial 2 of 2" in said
     assert "trial 1 of 2" not in said
-    assert "still being done by other workers: 1" in said
+    assert "other workers are still at 1 of the trials" in said
     first.send_signal(signal.SIGCONT)
     runs.finish(first)
     assert len(rows(task / "stopped")) == 2

@@ -13,7 +13,7 @@ from atlas.attacks import Attack
 from atlas.config import override, table_of
 from atlas.data import load
 from atlas.errors import AtlasError, DataError, UsageError
-from atlas.sweeps.trial import named_attack
+from atlas.sweeps.worker import named_attack
 from atlas.training import RunConfig, load_config
 from atlas.training.settings import REGISTRIES
 from tests.unit.cli.command import atlas

@@ -19,7 +19,7 @@ from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 
 if TYPE_CHECKING:
-    from atlas.sweeps.trial import Row
+    from atlas.sweeps.results import TrialResult
 
 
 def sweep(
@@ -76,7 +76,7 @@ def sweep(
       --range training.optimizer.lr=1e-4..0.3:log --range training.schedule.ramp_epochs=1..8`
 
     Start the same command again, on this or another machine, and it joins in. What was interrupted or killed
-    is taken up where it was. Then: `atlas train FOLDER/best.toml`.
+    is resumed. Then: `atlas train FOLDER/best.toml`.
     """
     if bool(grid) == (search is not None):
         raise UsageError("got neither or both of --grid and --search; give one of them")
@@ -87,21 +87,24 @@ def sweep(
     config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()
-    from atlas.sweeps import Place, Sweep, space, storage, trial, work
+    from atlas.sweeps import Sweep, SweepFolder, work
+    from atlas.sweeps.queue import check_url
+    from atlas.sweeps.study import space_from_options
+    from atlas.sweeps.worker import named_attack
 
-    where = storage.checked(url, hidden=_is_from_environment(ctx, "url")) if url else None
+    where = check_url(url, hidden=_is_from_environment(ctx, "url")) if url else None
     task = Sweep(
         what,
         table,
         base,
-        space.asked_for(config, grid or [], ranges or [], choices or []),
+        space_from_options(config, grid or [], ranges or [], choices or []),
         grid=bool(grid),
         seed=seed,
         prune=not (no_prune or grid),
-        score=None if score_attack is None else trial.named_attack(score_attack, config.data),
+        score=None if score_attack is None else named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"
-    found = work(task, search, Place(folder, root, device), where, say)
+    found = work(task, search, SweepFolder(folder, root, device), where, say)
     _print(found, list(task.space), folder)
 
 
@@ -117,20 +120,19 @@ def _need_optuna() -> None:
         raise UsageError("sweeps need Optuna: pip install 'atlas-robust[sweep]'") from error
 
 
-def _print(found: list[Row], keys: list[str], folder: Path) -> None:
-    from atlas.sweeps.files import names, short
+def _print(found: list[TrialResult], keys: list[str], folder: Path) -> None:
+    from atlas.sweeps.results import names, short
 
     table = Table("trial", *names(keys).values(), "score", "clean", "robust", "state")
     for row in found[:10]:
-        outcome = row.outcome
-        shares = [outcome.score, outcome.clean, outcome.robust]
+        shares = [row.score, row.clean, row.robust]
         table.add_row(
             str(row.slot + 1),
             *(short(row.values.get(key)) for key in keys),
             *("" if share is None else f"{share:.2%}" for share in shares),
-            outcome.state,
+            row.state,
         )
     console.print(table)
     say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
     if (folder / "best.toml").exists():
-        say(f"the best once more: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")
+        say(f"train the best again: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")

@@ -34,7 +34,7 @@ def names() -> list[str]:
 
 
 def load_preset(name_or_file: str) -> tuple[str, ConfigDict]:
-    """(name, table) of a preset or of one's own TOML file, without its `description`."""
+    """(name, table) of a preset or of a TOML file, without its `description`."""
     table, name = _chain(name_or_file, DEPTH), Path(name_or_file).stem
     table.pop("description", None)
     return name, table

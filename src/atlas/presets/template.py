@@ -122,7 +122,7 @@ def _path(section: str, key: str) -> str:
 
 
 def _line(setting: str, comment: str) -> list[str]:
-    """With the comment behind the setting where there is room for it, else above."""
+    """With the comment behind the setting if it fits, else above."""
     if not comment:
         return [setting]
     line = f"{setting:<27}  # {comment}"

@@ -2,15 +2,14 @@
 
 folder/study.db         the study (SQLite), unless it is on a server
 folder/trials/NNN/      a trial's run, as `atlas train` makes it
-folder/scores/NNN/      the attack that scores it, where one is asked for
-folder/claims/NNN/      who works on it
+folder/scores/NNN/      the attack that scores it, if there is one
+folder/claims/NNN/      the lock of the worker that does it
 folder/table.*          all trials, best first: Markdown, CSV, JSON
 folder/figure.*         clean and robust accuracy against each parameter (App. F)
 folder/best.toml        the best trial as a preset
 """
 
 from atlas.sweeps.study import Sweep
-from atlas.sweeps.trial import Place
-from atlas.sweeps.worker import work
+from atlas.sweeps.worker import SweepFolder, work
 
-__all__ = ["Place", "Sweep", "work"]
+__all__ = ["Sweep", "SweepFolder", "work"]

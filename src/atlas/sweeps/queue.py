@@ -1,8 +1,14 @@
-"""Which trial a worker does next, so that each slot is done once, whoever dies."""
+"""The queue of a sweep: where its study is stored, and which trial a worker does next.
+
+A sweep has as many slots as trials. Whichever worker dies, each slot is done once: a trial that was lost is
+queued again for the same slot.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+import uuid
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,37 +16,153 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import optuna
 from optuna import Study, Trial
 from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, StorageInternalError, UpdateFinishedTrialError
-from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from atlas.errors import LockError
-from atlas.files import in_use, locked
-from atlas.sweeps.space import Point, Space
-from atlas.sweeps.storage import BEAT_SECONDS, GRACE_SECONDS, identity, own_url, waited_for
+from atlas.errors import AtlasError, LockError, UsageError
+from atlas.files import in_use, locked, require_empty_dir, write_atomic
 
-FOLDER = "folder"
-"""The identity of the folder in which a trial's worker works."""
+Space = dict[str, BaseDistribution]
+"""What a setting may be, by its dotted key."""
+ADDRESS = "postgresql://USER@HOST/DATABASE"
+SCHEMES = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg"}
+BEAT_SECONDS, GRACE_SECONDS = 60, 600
+"""The interval of a worker's heartbeat, and after which time without one a worker of another folder counts as
+dead. Within one folder its lock shows it at once."""
+DATABASE, IDENTITY = "study.db", "folder.id"
+"""A sweep's folder has at least one of them."""
+LOCK_SECONDS = 120.0
+"""How long to wait for another worker that reads or writes the sweep's files, which takes it a moment."""
+
+FOLDER, SLOT, RELEASED, SURPLUS, OUTCOME = "folder", "slot", "released", "surplus", "outcome"
+"""Attributes of a trial: the identity of its worker's folder; the slot that it takes over from a lost trial;
+returned by a worker that was interrupted; one more than there are slots; its result."""
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 
-RELEASED = "released"
-"""Given back by a worker that was told to stop."""
+class StorageError(AtlasError):
+    """The study's storage cannot be reached or refuses."""
+
+    exit_code = 6
+
+
+def check_url(url: str, *, hidden: bool) -> str:
+    """The URL, if it is one of PostgreSQL without a password, or is `hidden` from other users."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise UsageError(f"--storage must be {ADDRESS}: {error}") from None
+    if parts.scheme not in SCHEMES:
+        raise UsageError(
+            f"--storage must be {ADDRESS}, got the scheme {parts.scheme!r}; omit it to use SQLite in the "
+            "sweep's folder"
+        )
+    if _passwords(url) and not hidden:
+        raise UsageError(
+            "--storage must not hold a password, which everybody on this machine could read: set PGPASSWORD, "
+            "use ~/.pgpass, or set ATLAS_STORAGE to the whole URL"
+        )
+    return url
+
+
+def _passwords(url: str) -> set[str]:
+    """The passwords in a URL, encoded and decoded."""
+    parts = urlsplit(url)
+    written = [parts.password, *parse_qs(parts.query).get("password", [])]
+    return {form for word in written if word for form in (word, unquote(word))}
+
+
+def _sqlite_url(folder: Path) -> str:
+    return f"sqlite:///{quote(str(folder))}/{DATABASE}"
+
+
+def open_storage(url: str | None, folder: Path) -> RDBStorage:
+    """The storage at this URL, or the file `study.db` of the folder."""
+    if url is None:
+        with wait_for_lock(folder):
+            return _open(_sqlite_url(folder), {"connect_args": {"timeout": 60}})
+    scheme, _, rest = url.partition("://")
+    rest = rest.replace("{", "%7B").replace("}", "%7D")  # Optuna formats the URL
+    server = f"{SCHEMES[scheme]}://{rest}", {"pool_pre_ping": True}
+    try:
+        return _open(*server)
+    except StorageError:  # two workers that create the tables at the same time
+        time.sleep(2.0)
+        return _open(*server)
+
+
+def _open(url: str, engine: dict[str, Any]) -> RDBStorage:
+    beats: Any = {"heartbeat_interval": BEAT_SECONDS, "grace_period": GRACE_SECONDS}
+    with warnings.catch_warnings(), translate_db_errors(url):
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        try:
+            return RDBStorage(url, engine_kwargs=engine, **beats)
+        except ImportError as error:
+            raise UsageError("PostgreSQL needs psycopg: pip install 'atlas-robust[sweep]'") from error
+
+
+@contextmanager
+def translate_db_errors(url: str) -> Iterator[None]:
+    """Turn errors of the database into a `StorageError` of one line, without the password."""
+    try:
+        yield
+    except (SQLAlchemyError, StorageInternalError) as error:
+        cause = getattr(error.__cause__, "orig", None) or getattr(error, "orig", None) or error
+        text = " ".join(str(cause).split())
+        for password in _passwords(url):
+            text = text.replace(password, "***")
+        raise StorageError(
+            f"the study's storage cannot be used: {text}; repair it, then run the same command again"
+        ) from None
+
+
+@contextmanager
+def wait_for_lock(folder: Path) -> Iterator[None]:
+    """`locked`, after waiting for whoever has the lock."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(locked(folder))
+                break
+            except LockError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        yield
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder with foreign files, before anything in it is changed."""
+    if folder.is_dir() and not any((folder / name).exists() for name in (DATABASE, IDENTITY)):
+        require_empty_dir(folder)
+
+
+def _identity(folder: Path) -> str:
+    """A name for the folder that is the same on every machine that shares it."""
+    path = folder / IDENTITY
+    if not path.exists():
+        write_atomic(path, uuid.uuid4().hex.encode())
+    return path.read_text()
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A trial that is ours to do, and its slot."""
+    """A trial that this worker has claimed, and its slot."""
 
     trial: Trial
     slot: int
     deaths: int
-    """Workers that died at it: some trials kill theirs, by the memory they want, say."""
+    """Workers that died at it: some trials kill theirs, by the memory they need, say."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +180,9 @@ class Queue:
 
     @contextmanager
     def next(self) -> Iterator[Claim | None]:
-        """A trial to do, held while the context lasts; None where none is left to begin or take up."""
+        """A trial to do, held while the context lasts; None if there is none left to start or resume."""
         with ExitStack() as held:
-            with waited_for(self.folder):
+            with wait_for_lock(self.folder):
                 self._requeue_lost()
                 claim = self._ask(held)
             if claim is not None:
@@ -68,22 +190,22 @@ class Queue:
             yield claim
 
     def release(self, trial: Trial) -> None:
-        """Give a trial back, for whoever comes next. If the storage fails too, the next worker finds out."""
+        """Return a trial to the queue. If the storage fails too, the next worker finds out."""
         with suppress(SQLAlchemyError, StorageInternalError):
             with suppress(UpdateFinishedTrialError):
                 trial.set_user_attr(RELEASED, True)
             self._fail(trial.number)
 
     def unfinished(self) -> tuple[list[int], list[int]]:
-        """The slots without a result: those that a live worker is at, and those that nobody is at."""
+        """The slots without a result: those with a live worker, and those without."""
         busy, lost = list[int](), list[int]()
-        for slot, trial in newest(self.trials()).items():
-            if trial.state != TrialState.RUNNING:
-                lost += [] if trial.state.is_finished() and trial.state != TrialState.FAIL else [slot]
-            elif FOLDER not in trial.user_attrs or self._is_orphan(trial, slot):
-                lost.append(slot)
-            else:
-                busy.append(slot)
+        with wait_for_lock(self.folder):
+            for slot, trial in newest(self.trials()).items():
+                if trial.state == TrialState.RUNNING:
+                    orphan = FOLDER not in trial.user_attrs or self._is_orphan(trial, slot)
+                    (lost if orphan else busy).append(slot)
+                elif trial.state in (TrialState.FAIL, TrialState.WAITING):
+                    lost.append(slot)
         return busy, lost
 
     # --- within the folder's lock ---
@@ -93,42 +215,41 @@ class Queue:
         waiting = any(trial.state == TrialState.WAITING for trial in known.values())
         if not waiting and len(known) >= self.total:
             return None
-        where = identity(self.folder)
+        where = _identity(self.folder)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # heartbeats outside `optimize`: ours are below
             trial = self.study.ask(self.space)
         try:
             trial.set_user_attr(FOLDER, where)
             return self._claimed(trial, held)
-        except Exception:  # otherwise it would count as begun, and nobody would do it
+        except Exception:  # otherwise it would count as started, and nobody would do it
             self.release(trial)
             raise
 
     def _claimed(self, trial: Trial, held: ExitStack) -> Claim | None:
-        """The trial with its slot, if that is ours to do; else another."""
+        """The trial with its slot, if that is free; else another."""
         trials = self.trials()
         frozen = next(other for other in trials if other.number == trial.number)
         slot = slot_of(frozen, trials)
         if slot >= self.total or newest(trials)[slot].number != trial.number:
-            # A worker that shares no folder with us asked at the same time.
+            # A worker of another folder asked at the same time.
             trial.set_user_attr(SURPLUS, True)
             self._fail(trial.number)
             return self._ask(held)
         try:
             held.enter_context(locked(self._lock(slot)))
-        except LockError:  # its worker gave no sign of life for long, but lives; it is looked after later
+        except LockError:  # its worker had no heartbeat for long, but lives; another one will look again
             return self._ask(held)
         lost = [t for t in trials if t.state == TrialState.FAIL and slot_of(t, trials) == slot]
         deaths = sum(not {RELEASED, SURPLUS} & set(t.user_attrs) for t in lost)
         return Claim(trial, slot, deaths)
 
     def _requeue_lost(self) -> None:
-        """Find trials whose worker has died, and put what was lost back into the queue."""
+        """Find trials whose worker has died, and queue them again."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ExperimentalWarning)
             optuna.storages.fail_stale_trials(self.study)
-        trials = self.trials()
-        for slot, trial in newest(trials).items():
+        for slot, trial in newest(self.trials()).items():
             if trial.state == TrialState.RUNNING and self._is_orphan(trial, slot):
                 self._fail(trial.number)
         for slot, trial in newest(self.trials()).items():
@@ -136,26 +257,24 @@ class Queue:
                 self.study.enqueue_trial(trial.params, user_attrs={SLOT: slot})
 
     def _is_orphan(self, trial: FrozenTrial, slot: int) -> bool:
-        if trial.user_attrs.get(FOLDER) == identity(self.folder):
+        if trial.user_attrs.get(FOLDER) == _identity(self.folder):
             return not in_use(self._lock(slot))
-        if FOLDER not in trial.user_attrs and self.storage.url == own_url(self.folder):
+        if FOLDER not in trial.user_attrs and self.storage.url == _sqlite_url(self.folder):
             return True  # trials are asked for under the folder's lock, which is ours now: its worker died
-        begun = trial.datetime_start
-        old = begun is not None and datetime.now() - begun > timedelta(seconds=GRACE_SECONDS)
+        started = trial.datetime_start
+        old = started is not None and datetime.now() - started > timedelta(seconds=GRACE_SECONDS)
         return FOLDER not in trial.user_attrs and old  # died within its first moment
 
     def _lock(self, slot: int) -> Path:
         return self.folder / "claims" / f"{slot + 1:03d}"
 
     def _fail(self, number: int) -> None:
-        with suppress(UpdateFinishedTrialError, ValueError):  # somebody else has seen to it
+        with suppress(UpdateFinishedTrialError, ValueError):  # another worker has done it
             self.study.tell(number, state=TrialState.FAIL)
-
-    # --- signs of life ---
 
     @contextmanager
     def _beating(self, trial: Trial) -> Iterator[None]:
-        """Tell workers of other folders that this trial is being done."""
+        """Record heartbeats, so that workers of other folders know that this trial is being done."""
         over = threading.Event()
 
         def beat() -> None:
@@ -173,22 +292,17 @@ class Queue:
             thread.join(timeout=BEAT_SECONDS)
 
 
-SLOT = "slot"
-"""The slot that a trial takes over from one that was lost."""
-SURPLUS = "surplus"
-OUTCOME = "outcome"
-"""What came out of the trial; see `atlas.sweeps.trial`."""
-
-
 def slot_of(trial: FrozenTrial, trials: Iterable[FrozenTrial]) -> int:
-    """The slot of one of the trials."""
+    """The slot of one of the trials: the one that it took over, or the next new one."""
     if SLOT in trial.user_attrs:
         return int(trial.user_attrs[SLOT])
-    return sum(_has_own(other) and other.number < trial.number for other in trials)
+    return sum(
+        not {SLOT, SURPLUS} & set(other.user_attrs) and other.number < trial.number for other in trials
+    )
 
 
 def newest(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """For each slot that is taken, the trial that speaks for it: the last, unless one before it has ended."""
+    """The trial that counts for each slot that is taken: the last, unless one before it has ended."""
     found: dict[int, FrozenTrial] = {}
     for trial in sorted(trials, key=lambda t: t.number):
         if SURPLUS in trial.user_attrs:
@@ -197,62 +311,3 @@ def newest(trials: Sequence[FrozenTrial]) -> dict[int, FrozenTrial]:
         if slot not in found or found[slot].state == TrialState.FAIL:
             found[slot] = trial
     return found
-
-
-def _has_own(trial: FrozenTrial) -> bool:
-    return SLOT not in trial.user_attrs and SURPLUS not in trial.user_attrs
-
-
-STARTUP = 5
-"""Trials by chance before TPE proposes; Optuna's own ten would be most of a short search."""
-
-
-class GridSampler(BaseSampler):
-    """The point of a trial's slot. Optuna's own draws points by chance, and two workers may draw the same."""
-
-    def __init__(self, points: Sequence[Point]) -> None:
-        self.points = points
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return {}
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return {}
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        slot = slot_of(trial, study.get_trials(deepcopy=False))
-        return self.points[slot % len(self.points)][param_name]  # beyond the last: a trial that is dropped
-
-
-class SearchSampler(BaseSampler):
-    """TPE with randomness by (seed, trial): no two workers draw the same, and a resumed search goes on so."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.inner: BaseSampler = TPESampler(seed=seed)
-
-    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        self.inner = TPESampler(seed=(self.seed * 1_000_003 + trial.number) % 2**32, n_startup_trials=STARTUP)
-        self.inner.before_trial(study, trial)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        return self.inner.infer_relative_search_space(study, trial)
-
-    def sample_relative(
-        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
-    ) -> dict[str, Any]:
-        return self.inner.sample_relative(study, trial, search_space)
-
-    def sample_independent(
-        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
-        return self.inner.sample_independent(study, trial, param_name, param_distribution)
-
-    def after_trial(
-        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
-    ) -> None:
-        self.inner.after_trial(study, trial, state, values)

@@ -12,8 +12,9 @@ import pytest
 
 from atlas import presets
 from atlas.runs import Run
-from atlas.sweeps import Place, Sweep, space, work
-from atlas.sweeps.trial import Row
+from atlas.sweeps import Sweep, SweepFolder, work
+from atlas.sweeps.results import TrialResult
+from atlas.sweeps.study import space_from_options
 from atlas.training import RunConfig, StopTraining
 
 PRESET = "demo-atlas-1"
@@ -49,10 +50,10 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
         best = max(r["val_robust"] for r in records)
         return SimpleNamespace(best_robust=best, model=None, epochs=records)
 
-    monkeypatch.setattr("atlas.sweeps.trial.train", train)
-    monkeypatch.setattr("atlas.sweeps.trial.held_out", lambda config, root: range(100))
+    monkeypatch.setattr("atlas.sweeps.worker.train", train)
+    monkeypatch.setattr("atlas.sweeps.worker.held_out", lambda config, root: range(100))
     if not drawn:
-        monkeypatch.setattr("atlas.sweeps.files.draw", lambda *arguments: None)
+        monkeypatch.setattr("atlas.sweeps.results.draw", lambda *arguments: None)
     return trained
 
 
@@ -60,12 +61,12 @@ def small_sweep(**rest: Any) -> Sweep:
     """A sweep of the preset; `space` as words of the command line, `ranges` and `choices`."""
     _, table = presets.load_preset(PRESET)
     words = [rest.pop(name, []) for name in ("grid", "ranges", "choices")]
-    asked = space.asked_for(RunConfig.of(table), *words)
+    asked = space_from_options(RunConfig.of(table), *words)
     return Sweep(PRESET, table, table, asked, grid=bool(words[0]), **rest)
 
 
-def run(sweep: Sweep, folder: Path, trials: int | None = None) -> tuple[list[Row], list[str]]:
+def run(sweep: Sweep, folder: Path, trials: int | None = None) -> tuple[list[TrialResult], list[str]]:
     """The outcomes, and what was said."""
     said: list[str] = []
-    found = work(sweep, trials, Place(folder, progress=False), None, said.append)
+    found = work(sweep, trials, SweepFolder(folder, progress=False), None, said.append)
     return found, said

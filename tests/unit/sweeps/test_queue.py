@@ -10,8 +10,7 @@ import pytest
 from optuna.trial import Trial, TrialState
 from sqlalchemy.exc import OperationalError
 
-from atlas.sweeps.queue import SURPLUS, Queue, newest
-from atlas.sweeps.storage import open_storage
+from atlas.sweeps.queue import SURPLUS, Queue, newest, open_storage
 from atlas.sweeps.study import join
 from tests.unit.sweeps.runs import small_sweep
 
@@ -88,8 +87,7 @@ def test_a_lost_trial_keeps_its_slot_and_point(tmp_path: Path) -> None:
 def test_a_trial_that_gave_no_sign_of_life_for_long_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas.sweeps.storage.GRACE_SECONDS", 1)
-    monkeypatch.setattr("atlas.sweeps.storage.BEAT_SECONDS", 1)
+    monkeypatch.setattr("atlas.sweeps.queue.GRACE_SECONDS", 1)
     monkeypatch.setattr("atlas.sweeps.queue.BEAT_SECONDS", 0.2)
     one, other = queue(tmp_path / "a/s", tmp_path / "db"), queue(tmp_path / "b/s", tmp_path / "db")
     with one.next() as a:

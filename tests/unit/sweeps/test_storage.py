@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from atlas.errors import UsageError
-from atlas.sweeps import storage
+from atlas.sweeps import queue
 
 
 @pytest.mark.parametrize("url", ["mysql://a@b/c", "runs/study.db", "sqlite:///study.db"])
 def test_only_postgresql_is_taken(url: str) -> None:
-    with pytest.raises(UsageError, match="wanted postgresql://"):
-        storage.checked(url, hidden=False)
+    with pytest.raises(UsageError, match="must be postgresql://"):
+        queue.check_url(url, hidden=False)
 
 
 @pytest.mark.parametrize(
@@ -21,17 +21,17 @@ def test_only_postgresql_is_taken(url: str) -> None:
 )
 def test_a_password_on_the_command_line_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(UsageError, match="PGPASSWORD") as refused:
-        storage.checked(url, hidden=False)
+        queue.check_url(url, hidden=False)
     assert "secret" not in str(refused.value)
-    assert storage.checked(url, hidden=True) == url
+    assert queue.check_url(url, hidden=True) == url
 
 
 def test_a_server_that_is_not_there_is_said_without_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    with pytest.raises(storage.StorageError) as refused:
-        storage.open_storage("postgresql://ann:secret@127.0.0.1:1/db", tmp_path)
+    with pytest.raises(queue.StorageError) as refused:
+        queue.open_storage("postgresql://ann:secret@127.0.0.1:1/db", tmp_path)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "127.0.0.1" in str(refused.value)
@@ -39,12 +39,12 @@ def test_a_server_that_is_not_there_is_said_without_the_password(
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%41b", "a{x}b", "ä"])
 def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
-    storage.open_storage(None, tmp_path / name)
+    queue.open_storage(None, tmp_path / name)
     assert (tmp_path / name / "study.db").exists()
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"not a database" * 100)
-    with pytest.raises(storage.StorageError, match="file is not a database"):
-        storage.open_storage(None, tmp_path)
+    with pytest.raises(queue.StorageError, match="file is not a database"):
+        queue.open_storage(None, tmp_path)

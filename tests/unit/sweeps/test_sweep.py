@@ -14,11 +14,10 @@ import pytest
 from atlas import presets
 from atlas.config import fingerprint
 from atlas.errors import DataError, DiskError, LostWorkerError, NumericError, UsageError
-from atlas.sweeps import Place, trial
-from atlas.sweeps.queue import Queue
-from atlas.sweeps.storage import open_storage
+from atlas.sweeps import SweepFolder
+from atlas.sweeps.queue import Queue, open_storage
 from atlas.sweeps.study import join
-from atlas.sweeps.worker import Worker
+from atlas.sweeps.worker import Worker, named_attack
 from atlas.training import RunConfig, load_config
 from tests.unit.sweeps.runs import PRESET, fake_training, run, small_sweep
 
@@ -36,7 +35,7 @@ def test_a_grid_is_tabled_best_first(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     fake_training(monkeypatch, rises_with_alpha, drawn=True)
     found, said = run(small_sweep(grid=["method.alpha=1e-6,1e-4", "method.beta=0.1,1"]), tmp_path / "s")
     assert [row.values["method.alpha"] for row in found] == [1e-4, 1e-4, 1e-6, 1e-6]
-    assert found[0].outcome.score == pytest.approx(0.6)
+    assert found[0].score == pytest.approx(0.6)
     with (tmp_path / "s/table.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
     assert [float(row["method.alpha"]) for row in table] == [1e-4, 1e-4, 1e-6, 1e-6]
@@ -104,10 +103,10 @@ def test_a_poor_trial_is_pruned_but_not_before_the_ramp_is_over(
     curves = iter([good] * 5 + [[0.1] * 16])
     fake_training(monkeypatch, lambda config: next(curves))
     found, said = run(small_sweep(ranges=["method.alpha=1e-7..1e-3:log"]), tmp_path / "s", 6)
-    (pruned,) = [row for row in found if row.outcome.state == "pruned"]
+    (pruned,) = [row for row in found if row.state == "pruned"]
     assert pruned.slot == 5
-    assert RAMP < pruned.outcome.epochs < 16
-    assert pruned.outcome.score is None
+    assert RAMP < pruned.epochs < 16
+    assert pruned.score is None
     assert found[-1] is pruned
     assert (tmp_path / "s/trials/006/metrics.jsonl").exists()
     assert "pruned: behind the median" in said[-1]
@@ -123,11 +122,11 @@ def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
     fake_training(monkeypatch, curve)  # type: ignore[arg-type]
     sweep = small_sweep(grid=["method.alpha=1e-4,1e-6"])
     found, _ = run(sweep, tmp_path / "s")
-    assert [row.outcome.state for row in found] == ["done", "failed"]
-    assert found[0].outcome.note == "collapse in epoch 3"
-    assert found[0].outcome.score == 0.9
-    assert found[1].outcome.note == "not finite in epoch 2"
-    assert found[1].outcome.epochs == 1
+    assert [row.state for row in found] == ["done", "failed"]
+    assert found[0].note == "collapse in epoch 3"
+    assert found[0].score == 0.9
+    assert found[1].note == "not finite in epoch 2"
+    assert found[1].epochs == 1
     text = (tmp_path / "s/table.md").read_text()
     assert "not finite in epoch 2" in text
     assert "collapse in epoch 3" in text
@@ -139,8 +138,8 @@ def test_values_that_do_not_go_together_are_a_failed_trial(
     fake_training(monkeypatch, rises_with_alpha)
     both = ["training.schedule.epochs=10,20", "training.schedule.ramp_epochs=5,15"]
     found, _ = run(small_sweep(grid=both), tmp_path / "s")
-    assert [row.outcome.state for row in found] == ["done"] * 3 + ["failed"]
-    assert "never reach its full value" in found[-1].outcome.note
+    assert [row.state for row in found] == ["done"] * 3 + ["failed"]
+    assert "never reach its full value" in found[-1].note
 
 
 def test_a_search_learns_to_keep_away_from_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -178,8 +177,8 @@ def test_a_trial_that_kills_every_worker_is_given_up(monkeypatch: pytest.MonkeyP
         with pytest.raises(Killed):
             run(sweep, tmp_path / "s")
     found, _ = run(sweep, tmp_path / "s")
-    assert [row.outcome.state for row in found] == ["failed"]
-    assert found[0].outcome.note == "5 workers died at it"
+    assert [row.state for row in found] == ["failed"]
+    assert found[0].note == "5 workers died at it"
 
 
 def test_a_trial_that_was_given_to_another_worker_is_dropped(
@@ -195,7 +194,7 @@ def test_a_trial_that_was_given_to_another_worker_is_dropped(
 
     trained = fake_training(monkeypatch, curve)
     found, said = run(small_sweep(grid=["method.alpha=1e-6"]), tmp_path / "s")
-    assert [row.outcome.state for row in found] == ["done"]
+    assert [row.state for row in found] == ["done"]
     assert len(trained) == 2
     assert any("was given to another worker" in text for text in said)
 
@@ -236,11 +235,11 @@ def test_what_trials_are_scored_by_is_not_searched(monkeypatch: pytest.MonkeyPat
     for key, values in {"data": "mnist-mini,mnist-mini:100", "training.validation.size": "5,20"}.items():
         with pytest.raises(UsageError, match=f"search over {key} would find .* the easiest images"):
             small_sweep(choices=[f"{key}={values}"])
-    other = trial.named_attack("un-t", "mnist")
+    other = named_attack("un-t", "mnist")
     assert not small_sweep(ranges=["training.validation.attack.steps=1..9"], score=other).measures
     _, said = run(small_sweep(grid=["threat.eps=0.1,0.3"]), tmp_path / "s")
     assert "trials are scored by threat.eps too" in said[1]
-    assert "scores cannot be compared" in (tmp_path / "s/table.md").read_text()
+    assert "cannot be compared" in (tmp_path / "s/table.md").read_text()
 
 
 def test_yes_and_no_are_words_in_the_table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -261,14 +260,14 @@ def test_a_value_that_no_training_takes_fails_alone(monkeypatch: pytest.MonkeyPa
         return [UsageError("no such model")] if config.model == "typo" else [0.5]  # type: ignore[list-item]
 
     fake_training(monkeypatch, unknown_model)  # type: ignore[arg-type]
-    monkeypatch.setattr("atlas.sweeps.trial.held_out", refused)
+    monkeypatch.setattr("atlas.sweeps.worker.held_out", refused)
     found, _ = run(small_sweep(grid=["training.validation.size=61,20"]), tmp_path / "size")
-    assert [(row.outcome.state, row.outcome.note) for row in found] == [
+    assert [(row.state, row.note) for row in found] == [
         ("done", ""),
         ("failed", "61 of 60 images"),
     ]
     found, _ = run(small_sweep(grid=["model=typo,cnn-small"]), tmp_path / "model")
-    assert [(row.outcome.state, row.outcome.note) for row in found] == [
+    assert [(row.state, row.note) for row in found] == [
         ("done", ""),
         ("failed", "no such model"),
     ]
@@ -282,7 +281,7 @@ def test_what_is_wrong_for_all_ends_the_worker_and_no_trial(
     with pytest.raises(UsageError, match="no GPU"):
         run(sweep, tmp_path / "s")
     fake_training(monkeypatch, lambda config: [0.5])
-    assert [row.outcome.state for row in run(sweep, tmp_path / "s")[0]] == ["done", "done"]
+    assert [row.state for row in run(sweep, tmp_path / "s")[0]] == ["done", "done"]
 
 
 @pytest.mark.filterwarnings("ignore:Heartbeat of storage")
@@ -290,17 +289,17 @@ def test_a_trial_that_nobody_does_is_said_by_an_error_and_in_the_preset(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Two machines share a storage, and the worker of one died before it noted whose the trial is."""
-    monkeypatch.setattr("atlas.sweeps.worker.NOTING_SECONDS", 0.1)
+    monkeypatch.setattr("atlas.sweeps.worker.RECHECK_SECONDS", 0.1)
     fake_training(monkeypatch, rises_with_alpha)
     sweep = small_sweep(grid=["method.alpha=1e-6,1e-4"])
     storage = open_storage(None, tmp_path / "db")
     there, here = (join(sweep, storage, tmp_path / machine / "s") for machine in ("there", "here"))
     there.ask(sweep.space)
-    place = Place(tmp_path / "here/s", progress=False)
-    worker = Worker(sweep, Queue(here, storage, sweep.space, place.folder, 2), place, lambda text: None)
+    folder = SweepFolder(tmp_path / "here/s", progress=False)
+    worker = Worker(sweep, Queue(here, storage, sweep.space, folder.path, 2), folder, lambda text: None)
     with pytest.raises(LostWorkerError, match=r"no worker for trial 1 of 2; .* of the 1 that ended") as error:
         worker.run()
     assert error.value.exit_code == 8
     assert "Trial 2 of 2: 60.00% under the validation attack; 1 of 2 trials have ended so far" in (
-        (place.folder / "best.toml").read_text()
+        (folder.path / "best.toml").read_text()
     )

@@ -7,14 +7,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from atlas import presets
 from atlas.errors import UsageError
-from atlas.sweeps import space
+from atlas.sweeps import study
 from atlas.training import RunConfig
 
 BASE = RunConfig.of(presets.load_preset("demo-atlas-1")[1])
 
 
 def test_words_become_distributions() -> None:
-    asked = space.asked_for(
+    asked = study.space_from_options(
         BASE,
         [],
         [
@@ -34,40 +34,40 @@ def test_words_become_distributions() -> None:
 
 
 def test_a_grid_is_the_product() -> None:
-    asked = space.asked_for(BASE, ["method.alpha=1e-6,1e-5", "method.beta=0.1,0.3,1"], [], [])
-    points = [(p["method.alpha"], p["method.beta"]) for p in space.grid_points(asked)]
+    asked = study.space_from_options(BASE, ["method.alpha=1e-6,1e-5", "method.beta=0.1,0.3,1"], [], [])
+    points = [(p["method.alpha"], p["method.beta"]) for p in study.grid_points(asked)]
     assert points == [(a, b) for a in (1e-6, 1e-5) for b in (0.1, 0.3, 1)]
 
 
 def test_without_words_the_methods_weights_and_the_rate_are_searched() -> None:
-    assert list(space.default(BASE)) == ["method.alpha", "method.beta", "training.optimizer.lr"]
+    assert list(study.default(BASE)) == ["method.alpha", "method.beta", "training.optimizer.lr"]
     adv = RunConfig.of(presets.load_preset("demo-adv-1")[1])
-    assert list(space.default(adv)) == ["training.optimizer.lr"]
-    lr = space.default(adv)["training.optimizer.lr"]
+    assert list(study.default(adv)) == ["training.optimizer.lr"]
+    lr = study.default(adv)["training.optimizer.lr"]
     assert lr == FloatDistribution(adv.training.optimizer.lr / 10, adv.training.optimizer.lr * 10, log=True)
 
 
-def test_the_presets_own_point() -> None:
-    inside = space.ranges(["method.alpha=1e-7..1e-3:log"], BASE)
-    assert space.own_point(inside, BASE) == {"method.alpha": 1e-5}
-    assert space.own_point(space.ranges(["method.alpha=1e-4..1e-3"], BASE), BASE) is None
+def test_the_presets_preset_point() -> None:
+    inside = study.ranges(["method.alpha=1e-7..1e-3:log"], BASE)
+    assert study.preset_point(inside, BASE) == {"method.alpha": 1e-5}
+    assert study.preset_point(study.ranges(["method.alpha=1e-4..1e-3"], BASE), BASE) is None
 
 
 @pytest.mark.parametrize(
     ("grid", "ranges", "choices", "said"),
     [
         (["method.alpa=1"], [], [], "did you mean 'alpha'"),
-        (["method.alpha"], [], [], "wanted KEY=A,B,C"),
-        (["method.alpha=1,1"], [], [], "different"),
+        (["method.alpha"], [], [], "must be KEY=A,B,C"),
+        (["method.alpha=1,1"], [], [], "distinct"),
         (["method.alpha=[1,2],[3]"], [], [], "numbers or words"),
         (["method.alpha=1", "method.alpha=2"], [], [], "given twice"),
         (["training.optimizer.kind=sgd,sdg"], [], [], "sdg"),
         ([], ["method.alpha=1e-3"], [], "two dots"),
-        ([], ["method.alpha=1..0.1"], [], "LOW below HIGH"),
+        ([], ["method.alpha=1..0.1"], [], "LOW must be below HIGH"),
         ([], ["method.alpha=0..1:log"], [], "above 0"),
         ([], ["method.alpha=0..1:linear"], [], ":log"),
         ([], ["method.alpha=a..b"], [], "must be a number"),
-        ([], ["training.schedule.ramp_epochs=1..2.5"], [], "whole numbers"),
+        ([], ["training.schedule.ramp_epochs=1..2.5"], [], "must be integers"),
         ([], ["training.optimizer.kind=1..2"], [], "--choice"),
         ([], ["method.alpha=1..2"], ["method.alpha=1,2"], "given twice"),
         ([], ["training.optimizer.lr=-1..1"], [], "lr must be > 0 and finite, got -1"),
@@ -77,9 +77,9 @@ def test_words_that_make_no_sense_are_refused(
     grid: list[str], ranges: list[str], choices: list[str], said: str
 ) -> None:
     with pytest.raises(UsageError, match=said.replace("[", r"\[")):
-        space.asked_for(BASE, grid, ranges, choices)
+        study.space_from_options(BASE, grid, ranges, choices)
 
 
 def test_a_setting_that_stands_at_its_default_can_be_listed() -> None:
-    asked = space.asked_for(BASE, ["training.precision=float32,craft"], [], [])
+    asked = study.space_from_options(BASE, ["training.precision=float32,craft"], [], [])
     assert asked == {"training.precision": CategoricalDistribution(("float32", "craft"))}
