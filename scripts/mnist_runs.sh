@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it goes on.
+# The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it continues.
 #   ATLAS_DATA=... scripts/mnist_runs.sh written | quick | larger | embedded
 set -euo pipefail
 out=${OUT:-runs/mnist}

@@ -2,7 +2,7 @@
 # The same small search for every method of Table 1 on MNIST, by validation images alone: 12 points of optimiser,
 # learning rate, ramp and the method's own weights, on 20,000 images and 10 epochs of the small CNN, scored by Un-T.
 #   ATLAS_DATA=... scripts/mnist_tune.sh [METHOD...]        such as atlas-1; without one, all seven
-# What is interrupted goes on when it is started again; two of it share the work.
+# What is interrupted continues when it is started again; two of it share the work.
 set -euo pipefail
 out=${OUT:-runs/tune}
 methods=("$@")

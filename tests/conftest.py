@@ -1,4 +1,4 @@
-"""What tests of every room share."""
+"""What tests of every layer share."""
 
 from __future__ import annotations
 

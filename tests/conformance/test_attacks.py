@@ -240,7 +240,7 @@ def test_verdicts_do_not_depend_on_batches(attack: Attack, threat: Threat, count
 
 
 @each_attack_and_threat
-def test_a_saved_attack_goes_on_to_the_same_end(attack: Attack, threat: Threat, counted: Factory) -> None:
+def test_a_saved_attack_continues_to_the_same_end(attack: Attack, threat: Threat, counted: Factory) -> None:
     model, rng = counted(*COLOUR, seed=1), Rng.batch(40, seed=2)
     x, y = images(COLOUR, model, 40)
     first, second = (

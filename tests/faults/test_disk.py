@@ -1,4 +1,4 @@
-"""Disks that are too small, full, read-only or gone: what was saved stays, and the run goes on elsewhere."""
+"""Disks that are too small, full, read-only or gone: what was saved stays, and the run resumes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_disk_too_small_is_refused_before_the_first_epoch(task: Path) -> None:
         assert not (disk / "run").exists(), "nothing is left of it"
 
 
-def test_a_disk_that_fills_up_keeps_the_last_state_and_the_run_goes_on(task: Path) -> None:
+def test_a_disk_that_fills_up_keeps_the_last_state_and_the_run_continues(task: Path) -> None:
     with disks.small_disk(task / "full", "1m") as disk:
         process = runs.start(task, "train", "task.toml", "--out", "full/run", *SHORT)
         runs.wait_for_metrics(disk / "run", process, 1000)
@@ -76,7 +76,7 @@ def test_a_read_only_folder_is_said_and_left_alone(task: Path) -> None:
         assert {path: path.stat() for path in disk.rglob("*")} == before
 
 
-def test_a_folder_that_vanishes_is_not_made_anew_and_goes_on_where_it_was_moved_to(task: Path) -> None:
+def test_a_folder_that_vanishes_is_not_made_anew_and_continues_where_it_was_moved_to(task: Path) -> None:
     """Moved to another name, as to another machine: nothing in it knows where it was."""
     process = runs.start(task, "train", "task.toml", "--out", "here", *SHORT)
     runs.wait_for_metrics(task / "here", process, 1000)

@@ -169,7 +169,7 @@ def test_a_model_may_say_more_than_a_pipe_holds(task: Path) -> None:
     runs.finish(runs.start(task, "evaluate", *command, "--attacks", "PGD", "--processes", "2"))
 
 
-def test_a_killed_worker_ends_them_all_and_the_same_command_goes_on(task: Path) -> None:
+def test_a_killed_worker_ends_them_all_and_the_same_command_continues(task: Path) -> None:
     command = (*EVALUATE, "--out", "lost", "--processes", "2", "--save-seconds", "0.05")
     process = runs.start(task, *command, *SLOWLY)
     os.kill(worker_of(task / "lost/shard-1-of-2", process), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A run that is killed, signalled or damaged goes on to the same bits, or says why it cannot."""
+"""A run that is killed, signalled or damaged continues to the same bits, or says why it cannot."""
 
 from __future__ import annotations
 

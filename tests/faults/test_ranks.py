@@ -1,4 +1,4 @@
-"""Processes that train together and are killed, signalled, frozen or fail: all end, none hangs, all goes on.
+"""Processes that train together and are killed, signalled, frozen or fail: all end, none hangs.
 
 Ranks are forked from a process that has imported everything (`tests.faults.ranks`); `atlas train --processes`
 and torchrun start theirs themselves.
@@ -111,7 +111,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all_after_the_same_step(task: Path,
 
 
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_state_by_two_processes_goes_on_with_another_number(task: Path, stopped: Path, size: int) -> None:
+def test_a_state_by_two_processes_continues_with_another_number(task: Path, stopped: Path, size: int) -> None:
     shutil.copytree(stopped, task / f"by-{size}")
     before = epochs(stopped)
     assert ranks.ended(begin(task, f"by-{size}", size)) == [0] * size, said(task, f"by-{size}")

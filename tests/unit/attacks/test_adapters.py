@@ -103,12 +103,12 @@ def test_the_model_is_as_before(make: Make, training: bool) -> None:
 
 @pytest.mark.parametrize("make", [torchattacks_pgd, foolbox_pgd])
 def test_the_model_under_attack_is_attacked_whatever_theirs_was_made_with(make: Make) -> None:
-    model, stranger = Net(), Net()
+    model, foreign = Net(), Net()
     with torch.no_grad():
-        for p in stranger.parameters():
+        for p in foreign.parameters():
             p.zero_()  # no gradient and no answer to learn from
     x, y = images(model)
-    theirs = make(stranger, Linf(0.05))
+    theirs = make(foreign, Linf(0.05))
 
     def function(pixels: Tensor) -> Tensor:
         return model(pixels)  # type: ignore[no-any-return]
@@ -118,7 +118,7 @@ def test_the_model_under_attack_is_attacked_whatever_theirs_was_made_with(make: 
         wanted = engine.run(adapt(make(model, Linf(0.05))), model, x, y, Linf(0.05), Rng.batch(COUNT))
         assert (found.robust != wanted.robust).sum() <= 3
         assert found.robust.double().mean() < 0.8
-    assert getattr(theirs, "model", stranger) is stranger
+    assert getattr(theirs, "model", foreign) is foreign
 
 
 @each_library

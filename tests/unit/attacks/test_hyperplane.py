@@ -45,16 +45,16 @@ def exhaustive(point: Array, w: Array, gap: float, threat: Threat) -> float:
     Free pixels share one size (L-inf) or are in proportion to w (L2), as Hoelder's inequality asks.
     """
     sign = np.sign(gap) * np.sign(w)
-    room = np.abs((sign > 0) - point) * np.abs(sign)
+    space = np.abs((sign > 0) - point) * np.abs(sign)
     best = np.inf
     for stopped in product([False, True], repeat=len(w)):
         at_edge = np.array(stopped)
         pattern = np.where(at_edge, 0, np.abs(sign) if isinstance(threat, Linf) else np.abs(w))
-        left = abs(gap) - (np.abs(w) * room)[at_edge].sum()
+        left = abs(gap) - (np.abs(w) * space)[at_edge].sum()
         weight = (np.abs(w) * pattern).sum()
         size = left / weight if weight else 0.0
-        d = np.where(at_edge, room, size * pattern)
-        if size >= 0 and (d <= room + 1e-12).all() and np.isclose(np.abs(w) @ d, abs(gap), atol=1e-9):
+        d = np.where(at_edge, space, size * pattern)
+        if size >= 0 and (d <= space + 1e-12).all() and np.isclose(np.abs(w) @ d, abs(gap), atol=1e-9):
             best = min(best, length(d, threat))
     return best
 
@@ -83,11 +83,11 @@ def test_large_steps_are_exact_and_optimal(threat: Threat, dtype: torch.dtype) -
     points, w, gap, step = (part.double().numpy() for part in (*inputs, d))
     np.testing.assert_allclose(np.einsum("bn,bkn->bk", w, step), gap, rtol=30 * unit)
     forward = step * np.sign(gap)[..., None] * np.sign(w)[:, None]
-    room = np.abs((gap[..., None] * w[:, None] > 0) - points)
+    space = np.abs((gap[..., None] * w[:, None] > 0) - points)
     pattern = np.abs(np.sign(w) if isinstance(threat, Linf) else w)[:, None]
-    free = (forward < room * (1 - 10 * unit)) & (pattern > 0)
+    free = (forward < space * (1 - 10 * unit)) & (pattern > 0)
     size = np.nanmedian(np.where(free, forward / np.maximum(pattern, 1e-300), np.nan), axis=2, keepdims=True)
-    np.testing.assert_allclose(forward, np.minimum(size * pattern, room), atol=30 * unit)
+    np.testing.assert_allclose(forward, np.minimum(size * pattern, space), atol=30 * unit)
     stopped = ~free & (pattern > 0)
     assert (free.any(2) & stopped.any(2)).all(), "the box is to stop some pixels, not all"
 

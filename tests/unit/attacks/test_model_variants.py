@@ -88,7 +88,7 @@ def in_batches(model: nn.Module, x: Tensor) -> Tensor:
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, within its forward mode
 def test_every_other_derivative_is_what_it_would_be(derivative: Callable[..., Tensor]) -> None:
-    """A model may take them within itself, and an attack of one's own in any way."""
+    """A model may take them within itself, and a custom attack in any way."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(75, 2)).double()
     x = torch.rand(2, 1, 5, 5, dtype=torch.float64)

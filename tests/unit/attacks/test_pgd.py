@@ -340,7 +340,7 @@ def test_only_long_climbs_of_even_steps_on_a_steady_model_are_watched(
     assert (state.mark is not None) == (state.end is not None) == watched
 
 
-def test_a_state_of_a_version_that_did_not_watch_goes_on_unwatched() -> None:
+def test_a_state_of_a_version_that_did_not_watch_continues_unwatched() -> None:
     model, (x, y) = net(), images()
     engines = [
         engine.Engine(PGD(steps=120), model, x, y, Linf(0.05), Rng.batch(len(x)), batch_size=8)

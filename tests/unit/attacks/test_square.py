@@ -286,12 +286,12 @@ def test_linf_reaches_the_worst_case_of_a_linear_model(loss: Any) -> None:
     y = model(x).argmax(1)
     for one, label in zip(x, y, strict=True):
         s = slope if label == 0 else -slope
-        room = torch.where(s > 0, 1 - one.flatten(), one.flatten())
+        space = torch.where(s > 0, 1 - one.flatten(), one.flatten())
         gap = -margin(model(one[None]), label[None]).item()
         low, high = 0.0, 1.0
         for _ in range(60):
             eps = (low + high) / 2
-            reached = (s.abs() * room.clamp_max(eps)).sum().item() >= gap
+            reached = (s.abs() * space.clamp_max(eps)).sum().item() >= gap
             low, high = (low, eps) if reached else (eps, high)
         assert high < 0.9
         attack = Square(queries=900, loss=loss)

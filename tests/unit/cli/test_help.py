@@ -1,4 +1,4 @@
-"""What `--help` shows: every command, with room for its words on a terminal of 80 columns."""
+"""What `--help` shows: every command, with its words whole on a terminal of 80 columns."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_a_single_image_left_over_joins_the_batch_before(n: int, batch_size: int
 
 
 @pytest.mark.parametrize("first", range(8))
-def test_an_epoch_goes_on_from_any_batch(first: int) -> None:
+def test_an_epoch_continues_from_any_batch(first: int) -> None:
     images = numbered(113)
     arguments = {"seed": 1, "epoch": 5, "augment": PadCropFlip(pad=2)}
     whole = list(batches(images, 16, **arguments))

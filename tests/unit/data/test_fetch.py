@@ -207,7 +207,7 @@ def test_a_mirror_is_tried_again_only_where_that_can_help(idx_toy: Any, server: 
         assert len(server.requests) == tries
 
 
-def test_a_broken_download_goes_on_where_it_was(idx_toy: Any, server: Server) -> None:
+def test_a_broken_download_continues_where_it_was(idx_toy: Any, server: Server) -> None:
     size = len(idx_toy.files["gz"]["Toy/raw/train-images-idx3-ubyte.gz"])
     with pytest.raises(DataError):
         fetch("idx-toy", idx_toy.root, mirrors=server.mirrors("breaks"))

@@ -85,7 +85,7 @@ def test_damaged_cifar_is_refused_and_left_alone(cifar_toy: Any, snapshot: Any, 
 
 def test_a_file_that_is_absurdly_long_is_refused_unread(idx_toy: Any) -> None:
     path = idx_toy.write("open")[0]
-    os.truncate(path, 1 << 42)  # a hole: it takes no room on the disk
+    os.truncate(path, 1 << 42)  # a hole: it takes no space on the disk
     with pytest.raises(DataError, match="expected 616 bytes, found 4398046511104"):
         load("idx-toy", True, idx_toy.root)
 

@@ -88,7 +88,7 @@ def test_it_comes_back_as_it_was_after_it_failed(fails_at: int, tmp_path: Path) 
     assert as_it_is(net) == before
     assert (tmp_path / "lock").read_bytes() == b""
     whole = evaluated(Net()).summary()
-    assert evaluated(net, tmp_path).summary() == whole, "and the same evaluation goes on"
+    assert evaluated(net, tmp_path).summary() == whole, "and the same evaluation continues"
 
 
 def test_an_attack_leaves_it_as_it_was_after_it_failed() -> None:

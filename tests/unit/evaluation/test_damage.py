@@ -123,7 +123,7 @@ def test_a_file_without_checksum_in_a_folder_with_checksums_is_refused(folder: P
         (folder / name).write_bytes(kept)
 
 
-def test_an_older_folder_opens_and_goes_on(folder: Path, images: Images) -> None:
+def test_an_older_folder_opens_and_continues(folder: Path, images: Images) -> None:
     good = everything(folder)
     of_older_version(folder)
     assert everything(folder) == good
@@ -215,7 +215,7 @@ def test_in_a_chain_each_attack_has_the_images_that_the_others_left(images: Imag
         load_report(tmp_path / "one")
 
 
-# --- where an evaluation goes on ---
+# --- where an evaluation continues ---
 
 
 @pytest.mark.parametrize("name", PARTS[2:])

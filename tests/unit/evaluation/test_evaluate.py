@@ -44,9 +44,7 @@ def test_it_agrees_with_the_engine_and_takes_the_worst_case_of_each_example(imag
         worst &= outcome.robust
     assert torch.equal(report.robust, worst)
     assert report.worst.right == int(worst.sum())
-    assert report.worst.right < min(report.score(label).right for label in ATTACKS), (
-        "the case tells them apart"
-    )
+    assert report.worst.right < min(report.score(label).right for label in ATTACKS), "the case separates them"
     assert report.clean.right == COUNT - len(range(0, COUNT, 9))
     assert list(report.scores) == ["clean", *ATTACKS, "worst case"]
 
@@ -144,7 +142,7 @@ def stop_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: int = signal
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 6])
 @pytest.mark.parametrize("batch_size", [16, 256])
-def test_stopped_by_a_signal_it_goes_on_and_ends_the_same(
+def test_stopped_by_a_signal_it_continues_and_ends_the_same(
     steps: int, batch_size: int, images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -155,7 +155,7 @@ def test_attack_and_projection_have_streams_of_their_own() -> None:
         (torch.zeros(4, dtype=torch.int64), 0.1, "threat"),
     ],
 )
-def test_a_loop_of_ones_own_is_told_what_is_wrong(y: Tensor, threat: object, message: str) -> None:
+def test_a_custom_loop_is_told_what_is_wrong(y: Tensor, threat: object, message: str) -> None:
     """Cross-entropy ignores a label of -100 without a word, and the loss would be 0."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
     with pytest.raises(AtlasError, match=message):

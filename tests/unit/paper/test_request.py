@@ -184,7 +184,7 @@ def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatc
         request("table1-mnist", version="tuned", only=("adv-1", "atlas-1"))
 
 
-def test_the_command_goes_on_with_the_same_request() -> None:
+def test_the_command_continues_with_the_same_request() -> None:
     lower = {"precision": "bfloat16-all", "attack_dtype": "bfloat16"}
     asked = request("table1-mnist", network="cnn", seeds=3, only=("*-1",), **lower)
     options = "--network cnn --seeds 3 --precision bfloat16-all --attack-dtype bfloat16 --rows '*-1'"

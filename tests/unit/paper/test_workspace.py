@@ -202,7 +202,7 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(workspace_module.commit.__wrapped__()) == 12
 
 
-def test_an_unfinished_run_elsewhere_is_copied_and_goes_on_there(
+def test_an_unfinished_run_elsewhere_is_copied_and_continues_there(
     atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))

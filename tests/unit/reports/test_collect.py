@@ -80,7 +80,7 @@ def test_evaluations_of_other_weights_or_without_end_are_left_out(run: Path, two
 
 def test_evaluations_beside_the_run_are_found_by_its_weights(run: Path, two_runs: list[Path]) -> None:
     (run / "evaluations/quick-0").rename(run.parent / "apart")
-    shutil.copytree(two_runs[1] / "evaluations/quick-0", run.parent / "stranger")
+    shutil.copytree(two_runs[1] / "evaluations/quick-0", run.parent / "foreign")
     (run.parent / "broken").mkdir()
     (run.parent / "broken/summary.json").write_text("{")
     (found,) = collect([run])

@@ -112,7 +112,7 @@ def test_a_poor_trial_is_pruned_but_not_before_the_ramp_is_over(
     assert "pruned: behind the median" in said[-1]
 
 
-def test_a_trial_that_fails_is_recorded_and_the_sweep_goes_on(
+def test_a_trial_that_fails_is_recorded_and_the_sweep_continues(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def curve(config: RunConfig) -> list[object]:

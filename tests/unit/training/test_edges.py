@@ -204,7 +204,7 @@ class Fails(nn.Sequential):
 
 
 @pytest.mark.parametrize("left", [4, 9, 20])
-def test_a_model_that_fails_in_the_middle_of_training_goes_on_later(tmp_path: Path, left: int) -> None:
+def test_a_model_that_fails_in_the_middle_of_training_continues_later(tmp_path: Path, left: int) -> None:
     model = Fails(*net())
     model.left = left
     told = r"the model raised KeyError in .*epoch \d.*: \"the model's own\" \(.*test_edges.py, line \d+, in f"

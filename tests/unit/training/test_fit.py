@@ -335,7 +335,7 @@ def with_action(action: str) -> Training:
     return Training(**{**vars(GUIDED), "on_collapse": action})
 
 
-def test_a_collapse_is_announced_and_training_goes_on(
+def test_a_collapse_is_announced_and_training_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     collapsing(monkeypatch, [0.5, 0.8, 0.3, 0.3, 0.75, 0.2] + [0.1] * 6)
@@ -422,7 +422,7 @@ def test_training_without_adversaries_claims_none() -> None:
     assert run(Natural()).epochs[-1]["train_clean"] > 0.9
 
 
-def test_a_finished_run_goes_on_when_it_is_given_more_epochs(tmp_path: Path) -> None:
+def test_a_finished_run_continues_when_it_is_given_more_epochs(tmp_path: Path) -> None:
     longer = Training(**{**vars(SHORT), "schedule": Schedule(kind="constant", epochs=5, ramp_epochs=1)})
     run(folder=tmp_path / "run")
     more = run(training=longer, folder=tmp_path / "run", allow_changes=True)

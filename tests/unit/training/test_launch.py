@@ -124,7 +124,7 @@ def test_a_worker_that_stays_stopped_is_given_up_after_the_timeout(
     wait_until(team.gone)
 
 
-def test_a_worker_that_is_stopped_for_a_moment_goes_on(
+def test_a_worker_that_is_stopped_for_a_moment_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "4")
