@@ -30,13 +30,13 @@ from atlas.attacks.model_variants import channels_last
 from atlas.attacks.suites import suite
 from atlas.cli.named_model import named
 from atlas.config import number
+from atlas.distributed.launch import checked_device
 from atlas.errors import UsageError, choose
 from atlas.evaluation.plan import Plan, build_attack, chosen_images
 from atlas.evaluation.run_attack import AttackedModel
 from atlas.machine import machine
 from atlas.models.source import fingerprint
 from atlas.threat import Linf, eps_text
-from atlas.training.run import checked_device
 from benchmarks.attack_peers import LIBRARIES, PEERS, AttackTask, installed, versions
 from benchmarks.command import Repeated, add_shared, at_least
 from benchmarks.processes import silence, worker_process

@@ -17,11 +17,11 @@ from typing import Any
 
 from atlas.cli.console import console, errors_to_exit_codes
 from atlas.cli.train import setting
+from atlas.distributed.launch import checked_device
 from atlas.errors import choose
 from atlas.files import write_atomic
 from atlas.reports import plots
 from atlas.training.precision import fastest
-from atlas.training.run import checked_device
 from benchmarks.tables import check_markers, markdown, markers_of, put_between_markers, save, show
 
 COMMANDS = {

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from atlas import models
 from atlas.data import Batch
+from atlas.distributed.launch import checked_device
 from atlas.errors import UsageError
 from atlas.machine import machine
-from atlas.training.run import checked_device
 from benchmarks.attack_peers import PACKAGES, art_classifier, installed, signed_steps, versions
 from benchmarks.command import add_shared, settings_of, shape_of
 from benchmarks.equations import ALPHA, BETA, REFERENCE, Case, Equation, LossPoints, case, cases

@@ -18,8 +18,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from atlas import models
+from atlas.distributed.launch import checked_device
 from atlas.machine import machine
-from atlas.training.run import checked_device
 from benchmarks.command import Repeated, add_shared, at_least, settings_of, shape_of
 from benchmarks.equations import cases, count_step
 from benchmarks.processes import busy_process

@@ -25,12 +25,12 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from atlas import models
 from atlas.config import build, overridden, table_of
 from atlas.data import Batch, Images
+from atlas.distributed.launch import checked_device
 from atlas.errors import UsageError
 from atlas.machine import machine
 from atlas.rng import Rng
 from atlas.threat import Linf
 from atlas.training import Optimizer, ProcessGroup, Schedule, Training
-from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 from atlas.training.trainer import Trainer
 from benchmarks.command import add_shared, settings_of, shape_of

@@ -25,12 +25,12 @@ from matplotlib.figure import Figure
 from atlas import presets
 from atlas.cli.console import console
 from atlas.config import overridden
+from atlas.distributed.launch import checked_device
 from atlas.errors import Interrupted, UsageError
 from atlas.machine import machine
 from atlas.runs import Record, Run
 from atlas.signals import caught_signals
 from atlas.training import RunConfig, StopTraining, train
-from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 from benchmarks.command import Repeated, add_shared, at_least, settings_of
 from benchmarks.tables import Blocks, ChartPanel, TextTable, chart, machine_facts

@@ -12,10 +12,10 @@ import typer
 from rich.table import Table
 
 from atlas.cli.console import Root, console, say
+from atlas.distributed.launch import checked_device
 from atlas.errors import Interrupted, UsageError, choose
 from atlas.terminal import duration
 from atlas.training.precision import fastest
-from atlas.training.run import checked_device
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.request import SCALES, Request
 from atlas_paper.results import Results, gather

@@ -17,6 +17,7 @@ from torch import nn
 
 from atlas import data, models
 from atlas.data import Batch, Images
+from atlas.distributed.launch import checked_device
 from atlas.errors import CheckpointError, LockError, NumericError
 from atlas.evaluation import Report
 from atlas.evaluation.evaluate import Evaluation
@@ -27,7 +28,6 @@ from atlas.machine import machine, wait_for
 from atlas.rng import Rng
 from atlas.signals import Requests, caught_signals
 from atlas.training import load_config, load_model, train
-from atlas.training.run import checked_device
 from atlas.training.trainer import Trainer
 from atlas_paper.artefact import Column, ModelRow
 from atlas_paper.paper import TIME

@@ -11,14 +11,13 @@ from atlas import presets
 from atlas.attacks import Model
 from atlas.data import Images
 from atlas.data.load import TEST
-from atlas.distributed.launch import local_device, rank
+from atlas.distributed.launch import checked_device, local_device, rank
 from atlas.errors import UsageError
 from atlas.models import source
 from atlas.models.normalize import Normalization
 from atlas.runs import Run
 from atlas.threat import Threat
 from atlas.training import RunConfig, load_config, load_model, train
-from atlas.training.run import checked_device
 
 EVALUATIONS = "evaluations"
 POLL_SECONDS = 0.5

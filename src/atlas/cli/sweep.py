@@ -13,9 +13,9 @@ from atlas import presets
 from atlas.cli.console import Root, console, say
 from atlas.cli.train import setting
 from atlas.config import overridden
+from atlas.distributed.launch import checked_device
 from atlas.errors import UsageError
 from atlas.training import RunConfig
-from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 
 if TYPE_CHECKING:

@@ -15,13 +15,12 @@ from atlas.cli.console import Root, one_voice, say
 from atlas.config import ConfigDict as Settings
 from atlas.config import overridden
 from atlas.data.load import lacks_test_set
-from atlas.distributed.launch import launch, local_device, size, started
+from atlas.distributed.launch import checked_device, launch, local_device, size, started
 from atlas.errors import UsageError
 from atlas.files import refuse_in_use
 from atlas.training import ProcessGroup, RunConfig, connected, load_config
 from atlas.training import train as run_training
 from atlas.training.precision import fastest
-from atlas.training.run import checked_device
 from atlas.training.settings import REGISTRIES
 
 

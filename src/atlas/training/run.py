@@ -18,8 +18,7 @@ from atlas.attacks import frozen
 from atlas.attacks.engine import predict
 from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
-from atlas.distributed.launch import checked_device as checked_device
-from atlas.distributed.launch import local_device
+from atlas.distributed.launch import checked_device, local_device
 from atlas.distributed.process_group import ProcessGroup
 from atlas.errors import UsageError
 from atlas.methods import Method

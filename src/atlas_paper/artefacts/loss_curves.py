@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from atlas.attacks import frozen
 from atlas.data import Images
+from atlas.distributed.launch import checked_device
 from atlas.objectives import margin
 from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
 from atlas.threat import Threat
 from atlas.training import load_model
-from atlas.training.run import checked_device
 from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.results import Results
 from atlas_paper.write import TableRow, missing, title, trained_with
