@@ -99,8 +99,11 @@ class Flag:
 
     @property
     def evidence(self) -> str:
-        """The message without its meaning, for lists of many."""
-        return self.message.removesuffix(f": {MEANINGS.get(self.name)}")
+        """The message without its meaning, for lists of many. Older versions had other words for it."""
+        meaning = f": {MEANINGS.get(self.name)}"
+        if self.name in MEANINGS and not self.message.endswith(meaning):
+            return self.message.partition(": ")[0]
+        return self.message.removesuffix(meaning)
 
 
 def raised(name: str, evidence: str, *, fatal: bool = False) -> Flag:

@@ -56,6 +56,14 @@ def square(fooled: range, **rest: int) -> AttackResult:
     return record("square", fooled, white_box=False, steps=5000, **rest)
 
 
+def test_the_evidence_is_what_comes_before_the_meaning_also_of_older_versions() -> None:
+    (flag,) = after([square([3])])
+    assert flag.evidence == "no white-box attack was run; the worst case is by queries only (square)"
+    older = Flag("random", True, "3 of 9 images change: an older meaning: in other words")
+    assert older.evidence == "3 of 9 images change"
+    assert Flag("unknown", False, "a: b").evidence == "a: b"
+
+
 def test_an_evaluation_without_surprises_raises_nothing() -> None:
     fgsm = record("fgsm", range(50), steps=1, step=1)
     assert after([fgsm, record("pgd", range(100), step=20), square(range(90), step=300)]) == []
