@@ -209,19 +209,16 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
 
 
 def _read_all(data: object) -> tuple[Tensor, Tensor]:
-    pairs = [(_tensor("x", x), _tensor("y", y)) for x, y in _pairs(data)]
+    pairs = []
+    for batch in _in_order(data):
+        if not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise DataError(f"a batch must be a pair (x, y), got a {type(batch).__name__}")
+        pairs.append((_tensor("x", batch[0]), _tensor("y", batch[1])))
     if not pairs:
         raise DataError("the data set is empty: it must have at least one image")
     if len({x.shape[1:] for x, _ in pairs}) > 1:
         raise DataError("the images differ in shape; resize them all to one shape first")
     return torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
-
-
-def _pairs(data: object) -> Iterator[tuple[Any, Any]]:
-    for batch in _in_order(data):
-        if not (isinstance(batch, tuple | list) and len(batch) == 2):
-            raise DataError(f"a batch must be a pair (x, y), got a {type(batch).__name__}")
-        yield batch[0], batch[1]
 
 
 def _in_order(data: object) -> Iterable[Any]:

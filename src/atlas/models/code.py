@@ -14,7 +14,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -23,9 +22,9 @@ from typing import Any
 from torch import nn
 
 PACKAGE = Path(__file__).parents[1]
-GLOBALS, MODULES = ("LOAD_GLOBAL", "LOAD_NAME"), ("IMPORT_NAME",)
+GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
-"""Steps of Python's own machine that name something."""
+"""Instructions of Python's bytecode that name something."""
 CONSTANTS = (int, float, str, tuple)
 Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
 Assignments = dict[str, list[tuple[str, Assignment]]]
@@ -98,11 +97,12 @@ class _Walk:
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # not filled yet
                 self.see(cell.cell_contents)
-        names = _Names.of(code)
-        for name in names.globals:
-            self._see_global(name, function.__globals__, names.attributes, code.co_filename)
-        for name in names.modules & set(sys.modules):
-            self._see_module(sys.modules[name], names.attributes)
+        steps = [step for part in _parts(code) for step in dis.get_instructions(part)]
+        attributes = frozenset(step.argval for step in steps if step.opname in ATTRIBUTES)
+        for name in {step.argval for step in steps if step.opname in GLOBALS}:
+            self._see_global(name, function.__globals__, attributes, code.co_filename)
+        for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"} & set(sys.modules):
+            self._see_module(sys.modules[name], attributes)
 
     def _see_global(self, name: str, names: Mapping[str, Any], attributes: frozenset[str], file: str) -> None:
         if name not in names or not self._new((name, file, attributes)):
@@ -151,27 +151,8 @@ def _wrapped(value: object) -> object:
     return None
 
 
-@dataclass(frozen=True)
-class _Names:
-    """What a piece of code names: globals, modules that it imports, and attributes of anything."""
-
-    globals: frozenset[str]
-    modules: frozenset[str]
-    attributes: frozenset[str]
-
-    @classmethod
-    def of(cls, code: CodeType) -> _Names:
-        """Of the code and of the functions inside it."""
-        steps = [step for part in _parts(code) for step in dis.get_instructions(part)]
-        return cls(
-            *(
-                frozenset(s.argval for s in steps if s.opname in kind)
-                for kind in (GLOBALS, MODULES, ATTRIBUTES)
-            )
-        )
-
-
 def _parts(code: CodeType) -> Iterator[CodeType]:
+    """The code, and that of the functions inside it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import optuna
 from optuna import Study
@@ -21,7 +21,7 @@ from optuna.distributions import (
     distribution_to_json,
 )
 from optuna.exceptions import DuplicatedStudyError
-from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.pruners import MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
@@ -95,22 +95,15 @@ class Sweep:
     def score_label(self) -> str:
         return "the validation attack" if self.score is None else self.score[0]
 
-    def sampler(self) -> BaseSampler:
-        return GridSampler(grid_points(self.space)) if self.grid else SearchSampler(self.seed)
-
-    def pruner(self) -> BasePruner:
-        """Its steps are epochs after the ramp."""
-        return MedianPruner(PRUNE_AFTER_TRIALS, PRUNE_AFTER_EPOCHS) if self.prune else NopPruner()
-
-
-class _Parts(TypedDict):
-    sampler: BaseSampler
-    pruner: BasePruner
-
 
 def join(sweep: Sweep, storage: RDBStorage, folder: Path) -> Study:
     """Create the study, or join it if it is the same; its name is the folder's."""
-    name, parts = folder.resolve().name, _Parts(sampler=sweep.sampler(), pruner=sweep.pruner())
+    name = folder.resolve().name
+    parts: dict[str, Any] = {
+        "sampler": GridSampler(grid_points(sweep.space)) if sweep.grid else SearchSampler(sweep.seed),
+        # Its steps are epochs after the ramp.
+        "pruner": MedianPruner(PRUNE_AFTER_TRIALS, PRUNE_AFTER_EPOCHS) if sweep.prune else NopPruner(),
+    }
     with wait_for_lock(folder):
         try:
             study = optuna.create_study(storage=storage, study_name=name, direction="maximize", **parts)
