@@ -254,16 +254,14 @@ class Chart:
     @property
     def svg(self) -> Markup:
         """For a page: text as text, colours of its theme, no style attributes, which its policy forbids."""
-        with matplotlib.rc_context({**STYLE, **PAGE_STYLE}), _without_glyph_warnings():
+        with matplotlib.rc_context({**STYLE, **PAGE_STYLE}):
             figure = Figure(figsize=(460 / 72, 280 / 72))
             left = 0.16 if self.y_log else 0.12
             axes = figure.add_axes((left, 0.165, 0.97 - left, 0.765))
             axes.patch.set_visible(False)
             figure.patch.set_visible(False)
             hints = self.draw(axes, {})
-            buffer = io.BytesIO()
-            figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-        return _for_page(ET.fromstring(buffer.getvalue()), self.name, self.title, hints)
+        return _for_page(ET.fromstring(rendered(figure, "svg")), self.name, self.title, hints)
 
 
 def look_of(index: int) -> dict[str, Any]:
