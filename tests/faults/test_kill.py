@@ -111,7 +111,7 @@ def test_a_damaged_state_falls_back_to_the_one_before(task: Path, damage: object
     damage(run / "state.safetensors")  # type: ignore[operator]
     output = runs.finish(runs.start(task, "train", "--resume", run.name))
     assert "state.safetensors" in output
-    assert "going on from the state before" in output
+    assert "resuming from the state before" in output
     assert runs.outcome(run) == runs.outcome(task / "whole")
 
 

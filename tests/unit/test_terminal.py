@@ -7,6 +7,7 @@ import os
 import pty
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.table import Table
@@ -92,7 +93,7 @@ def test_the_bar_of_an_attack(capsys: pytest.CaptureFixture[str]) -> None:
     display = AttackProgress(shown=True)
     with display.bars:
         display.begin(HOSTILE)
-        display.update(0.5, 1, 2)
+        display.show(SimpleNamespace(robust=1, y=[0, 1], share_done=0.5))  # type: ignore[arg-type]
         display.say(HOSTILE)
     assert_harmless(capsys.readouterr().err)
 

@@ -73,7 +73,7 @@ def test_auto_writes_down_what_it_means_here(monkeypatch: pytest.MonkeyPatch, tm
         (["train", "mnist-adv-1", "--set", "threat.eps=-1"], "such as 8/255, got -1"),
         (["train", "mnist-adv-1", "--set", "threat.eps=8/0"], "must be a number"),
         (["train", "mnist-adv-1", "--set", "model=cnn-smal"], "did you mean 'cnn-small'"),
-        (["train", "mnist-adv-1", "--set", "nonsense"], "wanted KEY=VALUE"),
+        (["train", "mnist-adv-1", "--set", "nonsense"], "--set must be KEY=VALUE"),
         (["train", "mnist-adv-1", "--on-collapse", "panic"], "choose from: continue, rollback, stop"),
         (["train"], "give one of them"),
         (["train", "missing.toml"], "no file missing.toml"),
