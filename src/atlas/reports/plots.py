@@ -256,7 +256,7 @@ class Chart:
         """For a page: text as text, colours of its theme, no style attributes, which its policy forbids."""
         with matplotlib.rc_context({**STYLE, **PAGE_STYLE}):
             figure = Figure(figsize=(460 / 72, 280 / 72))
-            left = 0.16 if self.y_log else 0.12
+            left = 0.19 if self.y_log else 0.12
             axes = figure.add_axes((left, 0.165, 0.97 - left, 0.765))
             axes.patch.set_visible(False)
             figure.patch.set_visible(False)

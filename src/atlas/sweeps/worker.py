@@ -216,11 +216,11 @@ def work(
     with translate_db_errors(url or ""):
         storage = open_storage(url, folder.path)
         study = join(sweep, storage, folder.path)
-        return Worker(sweep, Queue(study, storage, sweep.space, folder.path, total), folder, say).run()
+        return SweepWorker(sweep, Queue(study, storage, sweep.space, folder.path, total), folder, say).run()
 
 
 @dataclass(frozen=True)
-class Worker:
+class SweepWorker:
     """One process of a sweep."""
 
     sweep: Sweep

@@ -17,7 +17,7 @@ from atlas.errors import DataError, DiskError, LostWorkerError, NumericError, Us
 from atlas.sweeps import SweepFolder
 from atlas.sweeps.queue import Queue, open_storage
 from atlas.sweeps.study import join
-from atlas.sweeps.worker import Worker, named_attack
+from atlas.sweeps.worker import SweepWorker, named_attack
 from atlas.training import RunConfig, load_config
 from tests.unit.sweeps.runs import PRESET, fake_training, run, small_sweep
 
@@ -296,7 +296,7 @@ def test_a_trial_that_nobody_does_is_said_by_an_error_and_in_the_preset(
     there, here = (join(sweep, storage, tmp_path / machine / "s") for machine in ("there", "here"))
     there.ask(sweep.space)
     folder = SweepFolder(tmp_path / "here/s", progress=False)
-    worker = Worker(sweep, Queue(here, storage, sweep.space, folder.path, 2), folder, lambda text: None)
+    worker = SweepWorker(sweep, Queue(here, storage, sweep.space, folder.path, 2), folder, lambda text: None)
     with pytest.raises(LostWorkerError, match=r"no worker for trial 1 of 2; .* of the 1 that ended") as error:
         worker.run()
     assert error.value.exit_code == 8
