@@ -19,8 +19,8 @@ def test_nothing_is_lost() -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     counts = {name: int(n) for name, n in re.findall(r"^([a-z ]+): (\d+)", ended.stdout, re.MULTILINE)}
     assert counts["bits differing"] == 0
-    assert counts["faults injected"] >= 20
-    assert counts["runs resumed"] >= 10
+    assert counts["faults injected"] >= 8
+    assert counts["runs resumed"] >= 4
     assert counts["rounds compared"] >= 1
 
 
