@@ -14,13 +14,13 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "soak.py"
 
 @pytest.mark.timeout(1200)
 def test_nothing_is_lost() -> None:
-    command = [sys.executable, str(SCRIPT), "--minutes", "1"]
+    command = [sys.executable, str(SCRIPT), "--minutes", "5"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     counts = {name: int(n) for name, n in re.findall(r"^([a-z ]+): (\d+)", ended.stdout, re.MULTILINE)}
     assert counts["bits differing"] == 0
-    assert counts["faults injected"] >= 8
-    assert counts["runs resumed"] >= 4
+    assert counts["faults injected"] >= 20
+    assert counts["runs resumed"] >= 10
     assert counts["rounds compared"] >= 1
 
 
