@@ -49,7 +49,7 @@ class Attack(ABC, Generic[S]):
     needs_precision: ClassVar[bool] = False
     """Whether it lives on small differences, which a search in lower precision would round away."""
     counts_steps: ClassVar[bool] = True
-    """Whether `steps` tells how long it searches, as honesty checks take it."""
+    """Whether `steps` tells how long it searches, as the warnings use it."""
     forwards: ClassVar[int] = 1
     """Forward passes a step."""
     looks_at_last: ClassVar[bool] = True

@@ -365,7 +365,7 @@ class Engine:
         self.log.withstood(lanes.example[rest], lanes.attempt[rest], x_adv[rest], margins[rest])
 
     def snapshot(self) -> dict[str, Tensor]:
-        """All that a new engine of the same arguments needs to go on from here to the same bits."""
+        """All that a new engine with the same arguments needs to continue with bit-identical results."""
         tensors = self.log.tensors() | {"taken": torch.tensor(self.taken, device="cpu")}
         finishing = reduce(Lanes.join, self.finishing) if self.finishing else None
         for name, lanes in {"lanes": self.lanes, "finishing": finishing}.items():

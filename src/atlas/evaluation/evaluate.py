@@ -290,7 +290,7 @@ class _Work:
         """The flags before any attack; what nobody must miss is said at once, because attacks take long."""
         plan = attacked.plan
         model = interruptible(attacked.model, self.requests)
-        with self._asking("in the honesty checks"):
+        with self._asking("in the probes"):
             flags = probe(
                 model,
                 attacked.x,

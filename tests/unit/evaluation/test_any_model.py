@@ -168,14 +168,14 @@ def begins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "probe", noted("probe", "in the honesty checks"))
+        patch.setattr(module, "probe", noted("probe", "in the probes"))
         patch.setattr(module, "finish", noted("finish"))
         evaluated(net, tmp_path_factory.mktemp("passes"))
     return found
 
 
 each_place = pytest.mark.parametrize(
-    "where", ["on the clean images", "in the honesty checks", "under PGD", "under Square"]
+    "where", ["on the clean images", "in the probes", "under PGD", "under Square"]
 )
 
 
@@ -260,7 +260,7 @@ class Changes(Net):
         return logits.roll(1, 1) if self.passes > self.after else logits
 
 
-@pytest.mark.parametrize("where", ["in the honesty checks", "under PGD", "under Square"])
+@pytest.mark.parametrize("where", ["in the probes", "under PGD", "under Square"])
 def test_a_model_that_changes_its_answers_is_flagged_and_its_verdicts_are_not_kept(
     where: str, begins: dict[str, int], tmp_path: Path
 ) -> None:
@@ -287,7 +287,7 @@ def test_a_part_of_an_evaluation_of_a_model_that_changes_is_no_part(
 ) -> None:
     options: Any = {"attacks": ATTACKS, "folder": tmp_path, "progress": False, "shard": Shard(0, 2)}
     with pytest.raises(ModelError, match="the model has changed: after PGD"):
-        atlas.evaluate(Changes(begins["in the honesty checks"] + 1), (X, Y), atlas.Linf(0.1), **options)
+        atlas.evaluate(Changes(begins["in the probes"] + 1), (X, Y), atlas.Linf(0.1), **options)
 
 
 def test_a_random_model_is_not_called_changing() -> None:
