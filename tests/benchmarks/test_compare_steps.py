@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.attacks import FGSM, PGD
-from atlas.methods import Adv, Atlas, Jac, Method, Trades
+from atlas.methods import Adv, Atlas, Jac, Method, Trades, TrainingStep
 from atlas.rng import Rng
 from atlas.threat import Linf
 from benchmarks import attack_peers, compare_steps
@@ -57,7 +57,7 @@ def test_the_equations_have_our_loss_and_gradients_for_the_same_adversaries(name
     rng = Rng.lanes(0, torch.arange(SIZE))
     x_adv = Linf(EPS).random_start(ours.x, rng.fold("anywhere"))
     v = rng.fold("projection", 0).sphere(10, torch.float64)
-    mine = method.weigh(method.terms(ours.model, ours.x, x_adv, ours.y, rng).losses)
+    mine = method.weigh(method.terms(ours.model, ours.x, x_adv, ours.y, TrainingStep(Linf(EPS), rng)).losses)
     points = LossPoints(theirs.model, theirs.x, x_adv, theirs.y, v, theirs.alpha, theirs.beta)
     other = theirs.equation.loss(points)
     assert mine.item() == pytest.approx(other.item(), rel=1e-12)

@@ -11,8 +11,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from atlas import models
 from atlas.errors import UsageError
-from atlas.methods import METHODS
+from atlas.methods import METHODS, TrainingStep
 from atlas.rng import Rng
+from atlas.threat import Linf
 from benchmarks.equations import EQUATIONS, MEASURED, Case, Flops, case, count_step, counts_of
 from benchmarks.step import bare_of, random_batch, step_of
 
@@ -148,8 +149,8 @@ def test_activations_are_what_torch_really_saves(name: str, label: str) -> None:
     shape, found = SHAPES[name], case(label)
     model, x, saved = models.build(name, shape=shape), torch.rand(6, *shape), Unique()
     with saved:
-        rng, y = Rng.lanes(0, torch.arange(6)), torch.zeros(6).long()
-        losses, _ = found.method.terms(model, x, x.clone(), y, rng)
+        step, y = TrainingStep(Linf(0.1), Rng.lanes(0, torch.arange(6))), torch.zeros(6).long()
+        losses, _ = found.method.terms(model, x, x.clone(), y, step)
         loss = found.method.weigh(losses)
         kept = saved.bytes_beside(model)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from atlas.attacks import FGSM, PGD, Attack
 from atlas.config import build, table_of
-from atlas.methods import METHODS, Method
+from atlas.methods import METHODS, Method, TrainingStep
 from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training.settings import REGISTRIES
@@ -150,8 +150,9 @@ def test_terms_are_per_example_and_know_nothing_of_the_batch(case: Case, counted
     model, (x, y), rng = counted(*COLOUR), images(COLOUR, 7), Rng.batch(7, seed=3)
 
     def terms(lanes: Tensor) -> dict[str, Tensor]:
-        x_adv = case.method.craft(model, x[lanes], y[lanes], EPS, rng[lanes].fold("attack"))
-        return case.method.terms(model, x[lanes], x_adv, y[lanes], rng[lanes].fold("terms")).losses
+        step = TrainingStep(EPS, rng[lanes])
+        x_adv = case.method.craft(model, x[lanes], y[lanes], step.fold("attack"))
+        return case.method.terms(model, x[lanes], x_adv, y[lanes], step.fold("terms")).losses
 
     together = terms(torch.arange(7))
     assert next(iter(together)) == "ce"
@@ -180,7 +181,7 @@ def test_a_term_without_weight_costs_nothing(case: Case, counted: Factory) -> No
         (term,) = (name for name, value in without.weights.items() if value != case.method.weights[name])
         without.loss(model, x, y, threat=EPS, rng=Rng.batch(len(y)))
         assert model.passes() == case.passes(term)
-        assert term not in without.terms(model, x, x, y, Rng.batch(len(y))).losses
+        assert term not in without.terms(model, x, x, y, TrainingStep(EPS, Rng.batch(len(y)))).losses
 
 
 @each_case
@@ -190,7 +191,7 @@ def test_crafting_leaves_the_model_exactly_as_it_was(case: Case, mode: Any, coun
     model.layers[1].eval()
     model.layers[0].bias.requires_grad_(False)
     before = model.snapshot()
-    x_adv = case.method.craft(model, x, y, EPS, Rng.batch(len(y)), mode)
+    x_adv = case.method.craft(model, x, y, TrainingStep(EPS, Rng.batch(len(y))), mode)
     assert model.snapshot() == before
     assert EPS.contains(x_adv, x).all()
     assert not x_adv.requires_grad
@@ -211,11 +212,11 @@ def test_the_loss_neither_changes_modes_nor_leaves_gradients(case: Case, counted
 
 @each_case
 def test_a_step_down_its_gradient_lowers_the_loss(case: Case, counted: Factory) -> None:
-    model, (x, y), rng = counted(*COLOUR), images(COLOUR), Rng.batch(5)
-    x_adv = case.method.craft(model, x, y, EPS, rng)
+    model, (x, y), step = counted(*COLOUR), images(COLOUR), TrainingStep(EPS, Rng.batch(5))
+    x_adv = case.method.craft(model, x, y, step)
 
     def loss() -> Tensor:
-        return case.method.weigh(case.method.terms(model, x, x_adv, y, rng).losses)
+        return case.method.weigh(case.method.terms(model, x, x_adv, y, step).losses)
 
     before = loss()
     gradients = torch.autograd.grad(before, list(model.parameters()))

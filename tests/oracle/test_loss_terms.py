@@ -17,12 +17,25 @@ import torch
 from numpy.typing import NDArray
 
 from atlas.attacks import FGSM, PGD
-from atlas.methods import METHODS, Adv, Atlas, Jac, Method, Natural, Trades, TradesJac, atlas_g, atlas_l
+from atlas.methods import (
+    METHODS,
+    Adv,
+    Atlas,
+    Jac,
+    Method,
+    Natural,
+    Trades,
+    TradesJac,
+    TrainingStep,
+    atlas_g,
+    atlas_l,
+)
 from atlas.rng import Rng
 from atlas.threat import Linf
 
 Array = NDArray[np.float64]
 EPS = 0.2
+STEP = TrainingStep(Linf(EPS), Rng.batch(6))
 SIZES = (12, 9, 7, 4)
 
 
@@ -125,7 +138,7 @@ def test_every_registered_method_has_an_equation() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_terms(row: Row, seed: int, relu_net: Callable[..., Any]) -> None:
     net, (x, x_adv, y) = relu_net(seed, SIZES), batch(seed)
-    got = row.method.terms(net.torch_module(), *tensors(x, x_adv, y), Rng.batch(len(y)))
+    got = row.method.terms(net.torch_module(), *tensors(x, x_adv, y), STEP)
     wanted = row.terms(net, x, x_adv, y)
     assert list(got.losses) == list(wanted)
     for name, values in wanted.items():
@@ -136,7 +149,7 @@ def test_terms(row: Row, seed: int, relu_net: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("ramp", [0.0, 0.37, 1.0])
 def test_total_with_the_ramp(row: Row, ramp: float, relu_net: Callable[..., Any]) -> None:
     net, (x, x_adv, y) = relu_net(3, SIZES), batch(3)
-    losses, _ = row.method.terms(net.torch_module(), *tensors(x, x_adv, y), Rng.batch(len(y)))
+    losses, _ = row.method.terms(net.torch_module(), *tensors(x, x_adv, y), STEP)
     assert row.method.weigh(losses, ramp).item() == pytest.approx(
         total(row, net, x, x_adv, y, ramp), rel=1e-11
     )
@@ -146,7 +159,7 @@ def test_total_with_the_ramp(row: Row, ramp: float, relu_net: Callable[..., Any]
 def test_gradient_of_the_total_by_central_differences(row: Row, relu_net: Callable[..., Any]) -> None:
     net, (x, x_adv, y) = relu_net(4, (12, 5, 4)), batch(4)
     model = net.torch_module()
-    losses, _ = row.method.terms(model, *tensors(x, x_adv, y), Rng.batch(len(y)))
+    losses, _ = row.method.terms(model, *tensors(x, x_adv, y), STEP)
     row.method.weigh(losses, 0.7).backward()
     got = np.concatenate([p.grad.numpy().reshape(-1) for p in model.parameters() if p.grad is not None])
     at, h = net.flat(), 1e-6
@@ -220,7 +233,9 @@ REVERSE = 0.5 * np.log(0.5 / 0.9) + 0.5 * np.log(0.5 / 0.1)
 def test_kl_direction(method: Method, wanted: float) -> None:
     """p(x') = (0.9, 0.1) and p(x) = (0.5, 0.5): ATLAS has KL(p(x') || p(x)), TRADES the reverse."""
     x_adv, x = tensors(np.log([[0.9, 0.1]]), np.log([[0.5, 0.5]]))
-    losses, _ = method.terms(lambda pixels: pixels + 3.0, x, x_adv, torch.tensor([0]), Rng.batch(1))
+    losses, _ = method.terms(
+        lambda pixels: pixels + 3.0, x, x_adv, torch.tensor([0]), TrainingStep(Linf(EPS), Rng.batch(1))
+    )
     assert losses["kl"].item() == pytest.approx(wanted, rel=1e-12)
     assert abs(FORWARD - REVERSE) > 0.1
 
@@ -233,7 +248,11 @@ def test_extreme_logits_stay_finite(row: Row, dtype: torch.dtype) -> None:
     scale = torch.tensor([[1e4, -1e4, 0.0], [-2e4, 2e4, 1.0]], dtype=dtype, requires_grad=True)
     shift = torch.tensor([-1e4, 1e4, 0.0], dtype=dtype, requires_grad=True)
     losses, _ = row.method.terms(
-        lambda pixels: pixels @ scale + shift, x, x_adv, torch.tensor([0, 1, 2]), Rng.batch(3)
+        lambda pixels: pixels @ scale + shift,
+        x,
+        x_adv,
+        torch.tensor([0, 1, 2]),
+        TrainingStep(Linf(EPS), Rng.batch(3)),
     )
     assert all(values.isfinite().all() for values in losses.values())
     row.method.weigh(losses).backward()

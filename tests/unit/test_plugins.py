@@ -31,8 +31,8 @@ from atlas.methods import Adv
 class HalfAdv(Adv):
     share: float = 0.5
 
-    def terms(self, model, x, x_adv, y, rng):
-        return super().terms(model, x, x + self.share * (x_adv - x), y, rng)
+    def terms(self, model, x, x_adv, y, step):
+        return super().terms(model, x, x + self.share * (x_adv - x), y, step)
 
 @dataclass(frozen=True)
 class TwoSteps(PGD):

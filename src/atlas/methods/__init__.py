@@ -5,7 +5,7 @@ from collections.abc import Callable
 from atlas.methods.adv import Adv
 from atlas.methods.atlas import Atlas, atlas_g, atlas_l
 from atlas.methods.jac import Jac
-from atlas.methods.method import Method, Terms
+from atlas.methods.method import Method, Terms, TrainingStep
 from atlas.methods.natural import Natural
 from atlas.methods.trades import Trades, TradesJac
 
@@ -31,6 +31,7 @@ __all__ = [
     "Terms",
     "Trades",
     "TradesJac",
+    "TrainingStep",
     "atlas_g",
     "atlas_l",
 ]

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atlas.attacks import FGSM, Model, TrainingAttack
-from atlas.methods.method import Method, Terms
+from atlas.methods.method import Method, Terms, TrainingStep
 from atlas.objectives import cross_entropy
-from atlas.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,6 @@ class Adv(Method):
 
     attack: TrainingAttack = FGSM()
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
         logits_adv = model(x_adv)
         return Terms({"ce": cross_entropy(logits_adv, y)}, logits_adv)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atlas.attacks import FGSM, Model, TrainingAttack
-from atlas.methods.method import Method, Terms, local_terms
+from atlas.methods.method import Method, Terms, TrainingStep, local_terms
 from atlas.objectives import Projections, kl
-from atlas.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -30,8 +29,8 @@ class Atlas(Method):
     def weights(self) -> Mapping[str, float]:
         return {"jac": self.alpha, "kl": self.beta}
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        losses, logits_adv = local_terms(model, x_adv, y, self.alpha, self.projections, rng)
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        losses, logits_adv = local_terms(model, x_adv, y, self.alpha, self.projections, step.rng)
         if self.beta:
             losses = losses | {"kl": kl(logits_adv, model(x))}
         return Terms(losses, logits_adv)

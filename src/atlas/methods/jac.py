@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from atlas.attacks import Model, TrainingAttack
-from atlas.methods.method import Method, Terms, local_terms
+from atlas.methods.method import Method, Terms, TrainingStep, local_terms
 from atlas.objectives import Projections
-from atlas.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -25,5 +24,5 @@ class Jac(Method):
     def weights(self) -> Mapping[str, float]:
         return {"jac": self.alpha}
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        return local_terms(model, x, y, self.alpha, self.projections, rng)
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        return local_terms(model, x, y, self.alpha, self.projections, step.rng)

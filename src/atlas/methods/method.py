@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from torch import Tensor
@@ -19,6 +20,23 @@ from atlas.errors import UsageError
 from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
 from atlas.rng import Rng, streams
 from atlas.threat import Threat
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """What a method is told of the step that its loss is for."""
+
+    threat: Threat
+    """With the eps of this step: it may grow during training."""
+    rng: Rng
+    number: int = 0
+    """Steps before this one."""
+    progress: float = 0.0
+    """The part of training that is done, in [0, 1]."""
+
+    def fold(self, word: str) -> TrainingStep:
+        """The same step with independent random streams."""
+        return replace(self, rng=self.rng.fold(word))
 
 
 class Terms(NamedTuple):
@@ -64,16 +82,17 @@ class Method(ABC):
         return {}
 
     @abstractmethod
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
         """The terms of the loss. A term whose weight is 0 is not computed."""
 
     def craft(
-        self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
+        self, model: Model, x: Tensor, y: Tensor, step: TrainingStep, mode: BatchNormMode = "eval"
     ) -> Tensor:
         """The images to train on: x_adv, or x itself where the method has no attack."""
         if self.attack is None:
             return x
-        return self.attack.with_default_objective(self.objective).craft(model, x, y, threat, rng, mode)
+        attack = self.attack.with_default_objective(self.objective)
+        return attack.craft(model, x, y, step.threat, step.rng, mode)
 
     def weigh(self, losses: Mapping[str, Tensor], ramp: float = 1.0) -> Tensor:
         """The mean over the batch of CE + ramp * (the other terms by their weights), a scalar.
@@ -117,6 +136,7 @@ class Method(ABC):
         rng, ramp = streams(rng, x), number(ramp, "ramp")
         if not ramp >= 0:
             raise UsageError(f"ramp must be >= 0, got {ramp}")
+        step = TrainingStep(threat, rng)
         with explained(model, x, y):
-            x_adv = self.craft(model, x, y, threat, rng.fold("attack"), mode)
-            return self.weigh(self.terms(model, x, x_adv, y, rng.fold("terms")).losses, ramp)
+            x_adv = self.craft(model, x, y, step.fold("attack"), mode)
+            return self.weigh(self.terms(model, x, x_adv, y, step.fold("terms")).losses, ramp)

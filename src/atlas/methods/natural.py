@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from atlas.attacks import Model, TrainingAttack
-from atlas.methods.method import Method, Terms
+from atlas.methods.method import Method, Terms, TrainingStep
 from atlas.objectives import cross_entropy
-from atlas.rng import Rng
 
 
 @dataclass(frozen=True)
@@ -18,6 +17,6 @@ class Natural(Method):
 
     attack: TrainingAttack | None = field(default=None, init=False)
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
         logits = model(x)
         return Terms({"ce": cross_entropy(logits, y)}, logits)

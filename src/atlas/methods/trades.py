@@ -9,10 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from atlas.attacks import FGSM, BatchNormMode, Model, TrainingAttack
-from atlas.methods.method import Method, Terms, local_terms
+from atlas.methods.method import Method, Terms, TrainingStep, local_terms
 from atlas.objectives import Projections, kl
-from atlas.rng import Rng
-from atlas.threat import Threat
 
 
 @dataclass(frozen=True)
@@ -33,13 +31,13 @@ class TradesJac(Method):
         return {"jac": self.alpha, "kl": self.beta}
 
     def craft(
-        self, model: Model, x: Tensor, y: Tensor, threat: Threat, rng: Rng, mode: BatchNormMode = "eval"
+        self, model: Model, x: Tensor, y: Tensor, step: TrainingStep, mode: BatchNormMode = "eval"
     ) -> Tensor:
         """x_adv, which only the KL term needs: x itself where that term has no weight."""
-        return super().craft(model, x, y, threat, rng, mode) if self.beta else x
+        return super().craft(model, x, y, step, mode) if self.beta else x
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        losses, logits = local_terms(model, x, y, self.alpha, self.projections, rng)
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        losses, logits = local_terms(model, x, y, self.alpha, self.projections, step.rng)
         if not self.beta:
             return Terms(losses, logits)
         logits_adv = model(x_adv)

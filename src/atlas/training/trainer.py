@@ -31,7 +31,7 @@ from atlas.errors import (
     model_errors,
 )
 from atlas.files import write_atomic
-from atlas.methods import Method
+from atlas.methods import Method, TrainingStep
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
 from atlas.runs import Record
@@ -374,17 +374,18 @@ class Trainer:
         self.group.reseed(self.training.seed, progress.step)
         ramp = self.schedule.ramp(self.now)
         rng = Rng.lanes(self.training.seed, ids).fold("train", progress.epoch)
-        threat = self.threat.at(ramp * self.threat.eps)
+        progress_made = min(self.now / self.schedule.epochs, 1.0)
+        step = TrainingStep(self.threat.at(ramp * self.threat.eps), rng, progress.step, progress_made)
         try:
             with self.lowered("craft"):
-                x_adv = method.craft(model, x, y, threat, rng.fold("attack"), self.training.crafting_mode)
+                x_adv = method.craft(model, x, y, step.fold("attack"), self.training.crafting_mode)
         except NotFinite as error:
             self.refuse({"attack": math.nan}, ids[error.lanes])
         model.train()
         for module in self.in_eval_mode:
             module.eval()
         with self.lowered("terms"):
-            losses, logits = method.terms(self.answer, x, x_adv, y, rng.fold("terms"))
+            losses, logits = method.terms(self.answer, x, x_adv, y, step.fold("terms"))
         loss = method.weigh(losses, ramp)
         gradient = self.state.backward(loss, share.weight)
         accuracy = {self.accuracy: (logits.argmax(1) == y).float()}

@@ -12,9 +12,22 @@ from torch import Tensor, nn
 
 from atlas.attacks import FGSM, PGD
 from atlas.errors import AtlasError, UsageError
-from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades, TradesJac, atlas_g, atlas_l
+from atlas.methods import (
+    Adv,
+    Atlas,
+    Jac,
+    Method,
+    Natural,
+    Trades,
+    TradesJac,
+    TrainingStep,
+    atlas_g,
+    atlas_l,
+)
 from atlas.rng import Rng
 from atlas.threat import Linf
+
+STEP = TrainingStep(Linf(0.3), Rng.batch(6))
 
 
 def net() -> nn.Sequential:
@@ -89,7 +102,7 @@ def test_zero_step_methods_craft_nothing(method: Method) -> None:
     def never(pixels: Tensor) -> Tensor:
         raise AssertionError("asked")
 
-    assert method.craft(never, x, y, Linf(0.3), Rng.batch(6)) is x
+    assert method.craft(never, x, y, STEP) is x
 
 
 @pytest.mark.parametrize("method", [Trades(beta=0.0), TradesJac(alpha=0.1, beta=0.0)], ids=str)
@@ -99,8 +112,8 @@ def test_trades_without_its_kl_makes_no_adversary(method: Method) -> None:
     def never(pixels: Tensor) -> Tensor:
         raise AssertionError("asked")
 
-    assert method.craft(never, x, y, Linf(0.3), Rng.batch(6)) is x
-    assert "kl" not in method.terms(net(), x, x, y, Rng.batch(6)).losses
+    assert method.craft(never, x, y, STEP) is x
+    assert "kl" not in method.terms(net(), x, x, y, STEP).losses
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,7 @@ def test_trades_without_its_kl_makes_no_adversary(method: Method) -> None:
 def test_logits_are_those_on_the_images_trained_on(method: Method, at: str) -> None:
     model, (x, y) = net(), images()
     x_adv = (x + 0.3).clamp(0, 1)
-    _, logits = method.terms(model, x, x_adv, y, Rng.batch(6))
+    _, logits = method.terms(model, x, x_adv, y, STEP)
     torch.testing.assert_close(logits, model({"x": x, "x_adv": x_adv}[at]))
 
 
@@ -137,10 +150,10 @@ def test_attack_and_projection_have_streams_of_their_own() -> None:
     """Another start does not change the directions that the Jacobian is projected on, nor the reverse."""
     model, (x, y) = net(), images()
     method = Atlas(alpha=1.0, beta=0.0)
-    rng, other = Rng.batch(6, seed=1), Rng.batch(6, seed=2)
-    x_adv = method.craft(model, x, y, Linf(0.1), rng.fold("attack"))
-    terms = method.terms(model, x, x_adv, y, rng.fold("terms"))
-    assert method.loss(model, x, y, threat=Linf(0.1), rng=rng) == method.weigh(terms.losses)
+    step, other = (TrainingStep(Linf(0.1), Rng.batch(6, seed=seed)) for seed in (1, 2))
+    x_adv = method.craft(model, x, y, step.fold("attack"))
+    terms = method.terms(model, x, x_adv, y, step.fold("terms"))
+    assert method.loss(model, x, y, threat=Linf(0.1), rng=step.rng) == method.weigh(terms.losses)
     again = method.terms(model, x, x_adv, y, other.fold("terms")).losses
     assert torch.equal(again["ce"], terms.losses["ce"])
     assert not torch.equal(again["jac"], terms.losses["jac"])

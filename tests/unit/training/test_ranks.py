@@ -18,7 +18,7 @@ from atlas.attacks import PGD, Model
 from atlas.data import Batch, Images
 from atlas.distributed.process_group import TorchProcessGroup
 from atlas.errors import Interrupted, UsageError
-from atlas.methods import METHODS, Adv, Method, Natural, Terms
+from atlas.methods import METHODS, Adv, Method, Natural, Terms, TrainingStep
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.signals import caught_signals
@@ -130,8 +130,8 @@ class JacobianAlone(Method):
 
     attack = None
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        logits, jac = logits_and_squared_jacobian(model, x, rng)
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        logits, jac = logits_and_squared_jacobian(model, x, step.rng)
         return Terms({"ce": jac}, logits)
 
 
@@ -177,10 +177,10 @@ def expected(method: Method, make: Callable[[], nn.Module], size: int) -> tuple[
     for rank in range(size):
         part, weight = TorchProcessGroup(rank, size).share(len(y))
         model = make().double()
-        rng = Rng.lanes(0, ids[part]).fold("train", 0)
-        x_adv = method.craft(model, x[part], y[part], THREAT, rng.fold("attack"))
+        step = TrainingStep(THREAT, Rng.lanes(0, ids[part]).fold("train", 0))
+        x_adv = method.craft(model, x[part], y[part], step.fold("attack"))
         model.train()
-        terms = method.terms(model, x[part], x_adv, y[part], rng.fold("terms"))
+        terms = method.terms(model, x[part], x_adv, y[part], step.fold("terms"))
         method.weigh(terms.losses).backward()
         for p, q in zip(whole.parameters(), model.parameters(), strict=True):
             if q.grad is not None:
@@ -234,15 +234,13 @@ class Spy(Adv):
 
     seen: list[dict[str, Tensor]]
 
-    def craft(
-        self, model: Model, x: Tensor, y: Tensor, threat: object, rng: Rng, mode: object = ""
-    ) -> Tensor:
-        self.seen.append({"x": x, "y": y, "key": rng.key})
+    def craft(self, model: Model, x: Tensor, y: Tensor, step: TrainingStep, mode: object = "") -> Tensor:
+        self.seen.append({"x": x, "y": y, "key": step.rng.key})
         return x
 
-    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, rng: Rng) -> Terms:
-        self.seen[-1]["terms"] = rng.key
-        return super().terms(model, x, x_adv, y, rng)
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        self.seen[-1]["terms"] = step.rng.key
+        return super().terms(model, x, x_adv, y, step)
 
 
 def seen_in_an_epoch(ranks: ProcessGroup) -> list[dict[str, Tensor]]:
