@@ -9,7 +9,7 @@ SYSTEM := postgresql chromium
 SHORT := --model cnn-small --method adv-1 --method atlas-1 --repeats 3
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
-.PHONY: help demo bench test test-slow audit lint format clean
+.PHONY: help demo docs bench test test-slow audit lint format clean
 
 help: ## what can be made (this text)
 	@echo "ATLAS: make TARGET. The first target that needs it sets up $(VENV); later ones install nothing."
@@ -20,6 +20,10 @@ help: ## what can be made (this text)
 
 demo: $(VENV)/.core ## train three methods on embedded MNIST, attack them, write a report
 	OMP_WAIT_POLICY=$${OMP_WAIT_POLICY:-passive} $(BIN)/atlas demo
+
+docs: $(VENV)/.dev ## the documentation site, in build/docs; no network is needed to read it
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs build/docs
+	@echo "open build/docs/index.html"
 
 bench: $(VENV)/.dev ## a short version of every benchmark, in about two minutes
 	$(BIN)/python -m benchmarks step $(SHORT)
