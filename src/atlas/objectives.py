@@ -109,6 +109,18 @@ def squared_jacobian(
     return total * scale
 
 
+def squared_secant(
+    model: Callable[[Tensor], Tensor], logits: Tensor, x: Tensor, rng: Rng, length: float
+) -> Tensor:
+    """||f(x + h u) - f(x)||^2 / h^2 with u ~ N(0, I), h = `length` in pixel units and f(x) = `logits`.
+
+    Its mean goes to ||J(x)||_F^2 as h goes to 0, and is equal to it where f is linear between the two points.
+    For a larger h it measures how much f changes around x. It takes a forward pass and no second derivative.
+    """
+    u = rng.fold("secant").normal(x.shape[1:], x.dtype)
+    return (model(x + length * u) - logits).square().sum(1) / length**2
+
+
 def logits_and_squared_jacobian(
     model: Callable[[Tensor], Tensor], x: Tensor, rng: Rng, projections: Projections = 1
 ) -> tuple[Tensor, Tensor]:

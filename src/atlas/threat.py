@@ -100,6 +100,10 @@ class Threat(ABC):
         return in_box & (self.distance(x_adv, x) <= self.eps + tolerance * max(1.0, self.eps))
 
     @abstractmethod
+    def per_pixel(self, x: Tensor) -> float:
+        """The change of each pixel of images like x in a perturbation of length eps that is even."""
+
+    @abstractmethod
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         """A uniform point of the ball around 0, shaped like x."""
 
@@ -136,6 +140,9 @@ class Linf(Threat):
 
     largest_eps = 1.0
 
+    def per_pixel(self, x: Tensor) -> float:
+        return self.eps
+
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         return rng.uniform(x.shape[1:], -self.eps, self.eps, x.dtype)
 
@@ -166,6 +173,9 @@ class L2(Threat):
         >>> atlas.L2(0.5).distance(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
         tensor([2., 2.])
     """
+
+    def per_pixel(self, x: Tensor) -> float:
+        return self.eps / math.sqrt(x.shape[1:].numel())
 
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         size = x.shape[1:].numel()

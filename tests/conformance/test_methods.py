@@ -172,6 +172,19 @@ def test_costs_what_its_equation_needs(case: Case, counted: Factory) -> None:
     assert model.passes() == case.passes()
 
 
+@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if "jac" in row.terms])
+def test_a_secant_costs_a_forward_pass_where_the_projection_costs_a_derivative(
+    name: str, counted: Factory
+) -> None:
+    (x, y), passes = images(COLOUR), []
+    for jacobian in ("projection", "secant"):
+        model = counted(*COLOUR)
+        METHODS[name](**ROWS[name].weights, jacobian=jacobian).loss(model, x, y, threat=EPS)
+        passes.append(model.passes())
+    (forward, backward), secant = passes
+    assert secant == (forward + 1, backward - 1)
+
+
 @each_case
 def test_a_term_without_weight_costs_nothing(case: Case, counted: Factory) -> None:
     x, y = images(COLOUR)

@@ -5,6 +5,7 @@ The oracle is `torch.func.jacrev`, and for ReLU networks the product of their ma
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from atlas.objectives import (
     logits_and_squared_jacobian,
     probe_squared_jacobian,
     squared_jacobian,
+    squared_secant,
 )
 from atlas.rng import Rng
 
@@ -187,3 +189,70 @@ def test_without_create_graph_there_is_nothing_to_follow() -> None:
     rng = Rng.batch(2)
     assert not squared_jacobian(model(x), x, rng, create_graph=False).requires_grad
     assert squared_jacobian(model(x), x, rng).requires_grad
+
+
+def secant(model: nn.Module, x: Tensor, seed: int, length: float) -> Tensor:
+    return squared_secant(model, model(x), x, Rng.batch(len(x), seed=seed), length).detach()
+
+
+@pytest.mark.parametrize("length", [1e-3, 0.05, 1.0])
+def test_the_secant_of_a_linear_model_is_unbiased_and_has_the_variance_of_its_quadratic_form(
+    length: float,
+) -> None:
+    """||J u||^2 with u ~ N(0, I) has mean ||J||_F^2 and variance 2 ||J J^T||_F^2, whatever the length."""
+    model = seeded(5, nn.Flatten, lambda: nn.Linear(48, 6))
+    weight = model[1].weight.detach()
+    mean, variance = weight.square().sum().item(), 2 * (weight @ weight.T).square().sum().item()
+    drawn = secant(model, images(10, 1).expand(SAMPLES, -1, -1, -1), 4, length)
+    assert abs(drawn.mean().item() - mean) < 3 * (variance / SAMPLES) ** 0.5
+    assert drawn.var().item() == pytest.approx(variance, rel=0.15)
+
+
+@each_network
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float64, 1e-4), (torch.float32, 1e-3)])
+def test_a_short_secant_is_unbiased(model: nn.Module, dtype: torch.dtype, length: float) -> None:
+    x = images(11, 1)
+    exact = jacobians(model, x).square().sum().item()
+    model = copy.deepcopy(model).to(dtype)
+    drawn = secant(model, x.to(dtype).expand(SAMPLES, -1, -1, -1), 5, length).double()
+    assert abs(drawn.mean().item() - exact) < 3 * drawn.std().item() / SAMPLES**0.5 + 1e-3 * exact
+
+
+def test_rounding_to_bfloat16_adds_what_it_should_to_the_secant() -> None:
+    """Two answers rounded to 8 bits differ by rounding alone, which weighs 1 / h^2: little at h = 0.05."""
+    model, x = mlp(1, 10).float(), images(12, 1).float().expand(SAMPLES, -1, -1, -1)
+    exact = secant(model, x, 6, 0.05).mean().item()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = squared_secant(
+            lambda at: model(at).float(), model(x).float(), x, Rng.batch(SAMPLES, seed=6), 0.05
+        )
+        short = squared_secant(
+            lambda at: model(at).float(), model(x).float(), x, Rng.batch(SAMPLES, seed=6), 1e-3
+        )
+    assert rounded.mean().item() == pytest.approx(exact, rel=0.02)
+    assert short.mean().item() > 2 * exact, "so the length has to be chosen with the precision"
+
+
+def test_the_gradient_of_a_short_secant_is_that_of_the_exact_norm() -> None:
+    """In the weights, on the mean over many draws."""
+    model, x = conv(3, 3), images(13, 1)
+    weights = list(model.parameters())[:-1]  # the last bias has no part in J
+    drawn = squared_secant(
+        model, model(many := x.expand(SAMPLES, -1, -1, -1)), many, Rng.batch(SAMPLES), 1e-4
+    )
+    exact = logits_and_squared_jacobian(model, x, Rng.batch(1), "exact")[1]
+    ours, wanted = (
+        torch.cat([g.flatten() for g in torch.autograd.grad(term.mean(), weights)]) for term in (drawn, exact)
+    )
+    assert ((ours - wanted).norm() / wanted.norm()).item() < 0.1
+
+
+def test_under_batch_norm_in_train_mode_the_secant_sees_the_whole_batch() -> None:
+    """Its mean is sum_j ||df(x_i)/dx_j||^2: each image has its own noise, and moves the others a little."""
+    model, x = conv(3, 3).train(), images(15, 3)
+    whole = torch.autograd.functional.jacobian(model, x)  # [B, C, B, ...]
+    exact = whole.square().flatten(1).sum(1)
+    draws = torch.stack([secant(model, x, seed, 1e-4) for seed in range(1500)])
+    error = draws.std(0) / len(draws) ** 0.5
+    assert ((draws.mean(0) - exact).abs() < 4 * error).all()
+    assert (exact > whole.diagonal(dim1=0, dim2=2).square().sum((0, 1, 2, 3)) * 1.01).all()

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from atlas.attacks import FGSM, Model, TrainingAttack
-from atlas.methods.method import Method, Terms, TrainingStep, local_terms
+from atlas.methods.method import JacobianEstimate, LocalMethod, Terms, TrainingStep
 from atlas.objectives import Projections, kl
 
 
 @dataclass(frozen=True)
-class Atlas(Method):
+class Atlas(LocalMethod):
     """Eq. (2) and (12): CE(x') + alpha ||J(x')||_F^2 + beta KL(p(x') || p(x)).
 
     The local part asks for a large robust ball around the adversary x'; the global part joins it to the
@@ -23,22 +23,30 @@ class Atlas(Method):
     alpha: float
     beta: float
     attack: TrainingAttack = FGSM()
-    projections: Projections = 1
 
     @property
     def weights(self) -> Mapping[str, float]:
         return {"jac": self.alpha, "kl": self.beta}
 
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
-        losses, logits_adv = local_terms(model, x_adv, y, self.alpha, self.projections, step.rng)
+        losses, logits_adv = self.local_terms(model, x_adv, y, step)
         if self.beta:
             losses = losses | {"kl": kl(logits_adv, model(x))}
         return Terms(losses, logits_adv)
 
 
-def atlas_l(alpha: float, attack: TrainingAttack = FGSM(), projections: Projections = 1) -> Atlas:
+def atlas_l(
+    alpha: float,
+    attack: TrainingAttack = FGSM(),
+    projections: Projections = 1,
+    jacobian: JacobianEstimate = "projection",
+    h: float = 1 / 6,
+    jacobian_every: int = 1,
+) -> Atlas:
     """Eq. (18), the local half: CE(x') + alpha ||J(x')||_F^2."""
-    return Atlas(alpha, 0.0, attack, projections)
+    return Atlas(
+        alpha, 0.0, attack, projections=projections, jacobian=jacobian, h=h, jacobian_every=jacobian_every
+    )
 
 
 def atlas_g(beta: float, attack: TrainingAttack = FGSM()) -> Atlas:

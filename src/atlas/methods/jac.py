@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from atlas.attacks import Model, TrainingAttack
-from atlas.methods.method import Method, Terms, TrainingStep, local_terms
-from atlas.objectives import Projections
+from atlas.methods.method import LocalMethod, Terms, TrainingStep
 
 
 @dataclass(frozen=True)
-class Jac(Method):
+class Jac(LocalMethod):
     """CE(x) + alpha ||J(x)||_F^2."""
 
     alpha: float = 0.5
-    projections: Projections = 1
     attack: TrainingAttack | None = field(default=None, init=False)
 
     @property
@@ -25,4 +23,4 @@ class Jac(Method):
         return {"jac": self.alpha}
 
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
-        return local_terms(model, x, y, self.alpha, self.projections, step.rng)
+        return self.local_terms(model, x, y, step)

@@ -9,17 +9,29 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from atlas.attacks import BatchNormMode, Model, TrainingAttack
 from atlas.attacks.inputs import checked_inputs, explained
-from atlas.config import check_fields, number
+from atlas.config import check_counts, check_fields, number, omit_default_from_hash
 from atlas.errors import UsageError
-from atlas.objectives import Projections, check_projections, cross_entropy, logits_and_squared_jacobian
+from atlas.objectives import (
+    Projections,
+    check_projections,
+    cross_entropy,
+    logits_and_squared_jacobian,
+    squared_secant,
+)
 from atlas.rng import Rng, streams
 from atlas.threat import Threat
+
+JacobianEstimate = Literal["projection", "secant"]
+
+SHORTEST = 1e-3
+"""Of the secant: below it, rounding in float32 is not small beside what f changes by."""
 
 
 @dataclass(frozen=True)
@@ -48,17 +60,6 @@ class Terms(NamedTuple):
     """f on the images that are trained on (x_adv, where there is one), [B, C]."""
 
 
-def local_terms(
-    model: Model, x: Tensor, y: Tensor, alpha: float, projections: Projections, rng: Rng
-) -> Terms:
-    """Eq. (6) at the centre x: CE(x) and, unless alpha is 0, ||J(x)||_F^2, from one forward pass."""
-    if not alpha:
-        logits = model(x)
-        return Terms({"ce": cross_entropy(logits, y)}, logits)
-    logits, jac = logits_and_squared_jacobian(model, x, rng, projections)
-    return Terms({"ce": cross_entropy(logits, y), "jac": jac}, logits)
-
-
 class Method(ABC):
     """Base of all methods. Subclasses are frozen dataclasses."""
 
@@ -74,7 +75,6 @@ class Method(ABC):
                 raise UsageError(
                     f"{type(self).__name__}: the weight of {name} must be >= 0 and finite, got {weight}"
                 )
-        check_projections(getattr(self, "projections", 1))
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -140,3 +140,44 @@ class Method(ABC):
         with explained(model, x, y):
             x_adv = self.craft(model, x, y, step.fold("attack"), mode)
             return self.weigh(self.terms(model, x, x_adv, y, step.fold("terms")).losses, ramp)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalMethod(Method):
+    """Base of the methods with a term alpha ||J||_F^2.
+
+    Args:
+        projections: directions in which J is projected per image, or "exact".
+        jacobian: "projection" for the paper's estimate, by a second derivative; "secant" for
+            ||f(x + h u) - f(x)||^2 / h^2 with u ~ N(0, I), which needs none and is cheaper.
+        h: of the secant, in units of eps (under L2, of eps spread over all pixels).
+        jacobian_every: the term is computed in every k-th step only, k times as heavy.
+    """
+
+    alpha: float
+    projections: Projections = 1
+    jacobian: JacobianEstimate = omit_default_from_hash("projection")
+    h: float = omit_default_from_hash(1 / 6)
+    jacobian_every: int = omit_default_from_hash(1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_projections(self.projections)
+        check_counts(jacobian_every=self.jacobian_every)
+        if not 0 < self.h < float("inf"):
+            raise UsageError(f"h must be > 0 and finite, got {self.h}")
+
+    def local_terms(self, model: Model, x: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        """Eq. (6) at the centre x: CE(x) and ||J(x)||_F^2."""
+        k = self.jacobian_every
+        if not self.alpha or step.number % k:
+            logits = model(x)
+            return Terms({"ce": cross_entropy(logits, y)}, logits)
+        if self.jacobian == "projection":
+            logits, jac = logits_and_squared_jacobian(model, x, step.rng, self.projections)
+        else:
+            h = max(self.h * step.threat.per_pixel(x), SHORTEST)
+            with torch.autocast(x.device.type, enabled=False):
+                logits = model(x)
+                jac = squared_secant(model, logits, x, step.rng, h)
+        return Terms({"ce": cross_entropy(logits, y), "jac": k * jac}, logits)

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
 from atlas.attacks import FGSM, BatchNormMode, Model, TrainingAttack
-from atlas.methods.method import Method, Terms, TrainingStep, local_terms
-from atlas.objectives import Projections, kl
+from atlas.methods.method import LocalMethod, Method, Terms, TrainingStep
+from atlas.objectives import cross_entropy, kl
 
 
 @dataclass(frozen=True)
-class TradesJac(Method):
-    """CE(x) + alpha ||J(x)||_F^2 + beta KL(p(x) || p(x')).
+class Trades(Method):
+    """CE(x) + beta KL(p(x) || p(x')).
 
     The accuracy on training adversaries is taken from f(x'), which the KL term needs anyway.
     """
 
-    alpha: float = 2e-4
-    beta: float = 0.5
+    beta: float = 1.0
     attack: TrainingAttack = FGSM()
-    projections: Projections = 1
     objective: ClassVar[str] = "kl"
 
     @property
     def weights(self) -> Mapping[str, float]:
-        return {"jac": self.alpha, "kl": self.beta}
+        return {"kl": self.beta}
 
     def craft(
         self, model: Model, x: Tensor, y: Tensor, step: TrainingStep, mode: BatchNormMode = "eval"
@@ -37,17 +35,29 @@ class TradesJac(Method):
         return super().craft(model, x, y, step, mode) if self.beta else x
 
     def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
-        losses, logits = local_terms(model, x, y, self.alpha, self.projections, step.rng)
+        losses, logits = self.terms_at(model, x, y, step)
         if not self.beta:
             return Terms(losses, logits)
         logits_adv = model(x_adv)
         return Terms(losses | {"kl": kl(logits, logits_adv)}, logits_adv)
 
+    def terms_at(self, model: Model, x: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        """The terms of the clean images alone."""
+        logits = model(x)
+        return Terms({"ce": cross_entropy(logits, y)}, logits)
 
-@dataclass(frozen=True)
-class Trades(TradesJac):
-    """CE(x) + beta KL(p(x) || p(x'))."""
 
-    alpha: float = field(default=0.0, init=False)
-    beta: float = 1.0
-    projections: Projections = field(default=1, init=False)
+@dataclass(frozen=True, kw_only=True)
+class TradesJac(LocalMethod, Trades):
+    """CE(x) + alpha ||J(x)||_F^2 + beta KL(p(x) || p(x'))."""
+
+    alpha: float = 2e-4
+    beta: float = 0.5
+    attack: TrainingAttack = FGSM()
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"jac": self.alpha, "kl": self.beta}
+
+    def terms_at(self, model: Model, x: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        return self.local_terms(model, x, y, step)

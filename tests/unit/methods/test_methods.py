@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +27,7 @@ from atlas.methods import (
     atlas_l,
 )
 from atlas.rng import Rng
-from atlas.threat import Linf
+from atlas.threat import L2, Linf, Threat
 
 STEP = TrainingStep(Linf(0.3), Rng.batch(6))
 
@@ -61,7 +63,7 @@ def test_impossible_weights(make: Callable[[float], Method], term: str, weight: 
 
 
 @pytest.mark.parametrize("projections", [0, -1, "all", 2.5])
-@pytest.mark.parametrize("kind", [Jac, TradesJac, lambda projections: Atlas(0.1, 1.0, FGSM(), projections)])
+@pytest.mark.parametrize("kind", [Jac, TradesJac, partial(Atlas, 0.1, 1.0)])
 def test_impossible_projections_are_refused_when_built(
     kind: Callable[..., Method], projections: object
 ) -> None:
@@ -70,13 +72,13 @@ def test_impossible_projections_are_refused_when_built(
 
 
 def test_the_halves_of_atlas() -> None:
-    assert atlas_l(2e-4, FGSM(), 3) == Atlas(2e-4, 0.0, FGSM(), 3)
+    assert atlas_l(2e-4, FGSM(), 3) == Atlas(2e-4, 0.0, projections=3)
     assert atlas_g(5.0, PGD()) == Atlas(0.0, 5.0, PGD())
 
 
 def test_values_are_frozen_and_compare_by_content() -> None:
     method = Atlas(1e-4, 5.0)
-    assert method == Atlas(1e-4, 5.0, FGSM(), 1)
+    assert method == Atlas(1e-4, 5.0, FGSM(), projections=1)
     assert method != replace(method, alpha=2e-4)
     assert len({method, Atlas(1e-4, 5.0)}) == 1
     with pytest.raises(FrozenInstanceError):
@@ -173,3 +175,52 @@ def test_a_custom_loop_is_told_what_is_wrong(y: Tensor, threat: object, message:
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 3))
     with pytest.raises(AtlasError, match=message):
         Adv().loss(model, torch.rand(4, 1, 3, 3), y, threat=threat, rng=Rng.batch(4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"h": 0}, "h"),
+        ({"h": math.inf}, "h"),
+        ({"jacobian_every": 0}, "jacobian_every"),
+        ({"jacobian": "tangent"}, "jacobian"),
+    ],
+)
+def test_impossible_settings_of_the_local_term(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        Jac(**settings)
+
+
+@pytest.mark.parametrize("jacobian", ["projection", "secant"])
+def test_a_local_term_of_every_fourth_step_weighs_four_times_as_much(jacobian: Any) -> None:
+    """So its mean over the steps is that of a term in each of them."""
+    model, (x, y) = net(), images()
+    rng, threat = Rng.batch(6), Linf(0.3)
+    each, fourth = (Atlas(0.1, 0.0, jacobian=jacobian, jacobian_every=k) for k in (1, 4))
+    for number in range(9):
+        step = TrainingStep(threat, rng, number)
+        found = fourth.terms(model, x, x, y, step).losses
+        wanted = each.terms(model, x, x, y, step).losses
+        assert torch.equal(found["ce"], wanted["ce"])
+        if number % 4:
+            assert "jac" not in found
+        else:
+            torch.testing.assert_close(found["jac"], 4 * wanted["jac"])
+
+
+@pytest.mark.parametrize("threat", [Linf(0.3), L2(1.2)])
+def test_the_length_of_the_secant_follows_eps(threat: Threat) -> None:
+    """h eps in each pixel, under L2 spread over all of them, and never so short that rounding counts."""
+    seen: list[Tensor] = []
+
+    def model(at: Tensor) -> Tensor:
+        seen.append(at)
+        return at.flatten(1)
+
+    x, y = images(512)
+    Jac(jacobian="secant", h=0.5).terms(model, x, x, y, TrainingStep(threat, Rng.batch(512)))
+    spread = (seen[1] - seen[0]).std().item()
+    assert spread == pytest.approx(0.15, rel=0.03), "16 pixels: 0.5 * 1.2 / 4"
+    seen.clear()
+    Jac(jacobian="secant").terms(model, x, x, y, TrainingStep(threat.at(0.0), Rng.batch(512)))
+    assert (seen[1] - seen[0]).std().item() == pytest.approx(1e-3, rel=0.03)

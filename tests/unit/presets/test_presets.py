@@ -82,8 +82,8 @@ ROWS: dict[str, tuple[Task, Method]] = {
     "cifar100-atlas-l-1": (CIFAR100, Atlas(2e-4, 0.0, CLIPPED)),
     "cifar100-atlas-g-1": (CIFAR100, Atlas(0.0, 5.0, CLIPPED)),
     # App. D.1
-    "cifar10-trades-jac-1": (CIFAR10, TradesJac(2e-4, 0.5, CLIPPED_KL)),
-    "cifar100-trades-jac-1": (CIFAR100, TradesJac(2e-4, 0.5, CLIPPED_KL)),
+    "cifar10-trades-jac-1": (CIFAR10, TradesJac(alpha=2e-4, beta=0.5, attack=CLIPPED_KL)),
+    "cifar100-trades-jac-1": (CIFAR100, TradesJac(alpha=2e-4, beta=0.5, attack=CLIPPED_KL)),
 }
 
 
