@@ -9,7 +9,7 @@ SYSTEM := postgresql chromium
 SHORT := --model cnn-small --method adv-1 --method atlas-1 --repeats 3
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest
 
-.PHONY: help demo docs bench test test-slow audit lint format clean
+.PHONY: help demo docs bench wheel test test-slow audit lint format clean
 
 help: ## what can be made (this text)
 	@echo "ATLAS: make TARGET. The first target that needs it sets up $(VENV); later ones install nothing."
@@ -34,6 +34,11 @@ bench: $(VENV)/.dev ## a short version of every benchmark, in about two minutes
 	$(BIN)/python -m benchmarks growth --model cnn-small --batch 16 --batch 64 --width wrn-10-1 --repeats 1
 	$(BIN)/python -m benchmarks time demo-adv-1 demo-atlas-1 --set training.schedule.epochs=1 \
 	  --set training.schedule.ramp_epochs=0 --out runs/bench
+
+wheel: $(VENV)/.core ## the package, in dist
+	rm -rf dist
+	$(BIN)/python -m pip --disable-pip-version-check wheel -q --no-deps -w dist .
+	@ls dist/*.whl
 
 test: lint ## everything that has to hold: style, types, all tests but the slow ones
 	@scripts/system_packages.sh $(SYSTEM)

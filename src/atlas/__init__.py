@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from atlas.training import load_model as load_model
     from atlas.training.fit import fit as fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = ("attacks", "data", "errors", "evaluation", "methods", "models", "training")
 _NAMES = {
