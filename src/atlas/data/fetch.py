@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPMessage, HTTPResponse
+from http.client import HTTPException, HTTPMessage
 from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError
@@ -21,13 +21,12 @@ from atlas.files import sync_folder
 TRIES = 3  # for each mirror
 TIMEOUT = 30.0
 _CHUNK = 1 << 18
-_RANGE_NOT_SATISFIABLE = 416
 
 Report = Callable[[File, int], None]
 
 
 class _Refused(Exception):
-    """A mirror that offers something else, or nothing."""
+    """A mirror that offers something else, or nothing: there is no point in trying it again."""
 
 
 def fetch(
@@ -47,7 +46,8 @@ def fetch(
         form = source.forms[0]
         below = folder if form.tar else folder / form.folder
         for file in (form.tar,) if form.tar else form.gz:
-            _download(below / file.name, file, source.mirrors if mirrors is None else mirrors, report)
+            if not (below / file.name).exists():
+                _download(below / file.name, file, source.mirrors if mirrors is None else mirrors, report)
     checked = list(verify(name, folder))
     for path, _, problem in checked:
         if problem:
@@ -56,22 +56,17 @@ def fetch(
 
 
 def _download(path: Path, file: File, mirrors: Sequence[str], report: Report) -> None:
-    if path.exists():
-        return
     part = path.with_name(path.name + ".part")
     reasons = []
-    with _writing(part) as out:
+    with _alone(part) as out:
         for mirror in mirrors:
-            try:
-                _get(mirror + file.name, part, out, file, report)
-            except _Refused as reason:
-                reasons.append(f"\n  {mirror}{file.name}: {reason}")
-                continue
-            os.fsync(out.fileno())
-            os.replace(part, path)
-            sync_folder(path.parent)
-            return
-        if _size(out) == 0:
+            if not (reason := _get(mirror + file.name, out, file, report)):
+                os.fsync(out.fileno())
+                part.replace(path)
+                sync_folder(path.parent)
+                return
+            reasons.append(f"\n  {mirror}{file.name}: {reason}")
+        if out.tell() == 0:
             part.unlink()
     raise DataError(
         f"{file.name}: no mirror gave it (expected {file.size} bytes, {file.digest}):{''.join(reasons)}\n"
@@ -80,11 +75,11 @@ def _download(path: Path, file: File, mirrors: Sequence[str], report: Report) ->
 
 
 @contextmanager
-def _writing(part: Path) -> Iterator[IO[bytes]]:
+def _alone(part: Path) -> Iterator[IO[bytes]]:
     """`part`, open to append, for this process alone."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab") as out:
+        with part.open("a+b") as out:
             if not lock_descriptor(out.fileno(), blocking=False):
                 raise LockError(f"{part}: another process is downloading it; wait for it to end")
             if not part.exists() or not os.path.samestat(os.fstat(out.fileno()), part.stat()):
@@ -94,73 +89,55 @@ def _writing(part: Path) -> Iterator[IO[bytes]]:
         raise DiskError(f"{part}: cannot be written ({error.strerror})") from error
 
 
-def _get(url: str, part: Path, out: IO[bytes], file: File, report: Report) -> None:
-    """Complete `out` from this address, in up to TRIES connections, then verify it."""
+def _get(url: str, out: IO[bytes], file: File, report: Report) -> str:
+    """Complete `out` from this address, in up to TRIES connections; why that failed, or ""."""
     reason = ""
     for _ in range(TRIES):
-        if _size(out) > file.size:
-            out.truncate(0)
-        start = _size(out)
+        start = out.seek(0, os.SEEK_END)
         try:
-            _append(url, start, out, file, report)
+            if start < file.size:
+                _append(url, start, out, file, report)
+            out.seek(0)
+            reason = file.mismatch(out.read())
+            if not reason:
+                return ""
+            if out.tell() >= file.size:
+                out.truncate(0)
+                if start == 0:  # else the wrong bytes may have come from another mirror
+                    return reason
+        except _Refused as error:
+            return str(error)
         except HTTPError as error:
             reason = f"HTTP {error.code} {error.reason}"
-            if error.code == _RANGE_NOT_SATISFIABLE:
-                out.truncate(0)
-            elif error.code < 500:
-                break
+            if error.code < 500:
+                return reason
         except (OSError, HTTPException, ValueError) as error:
-            reason = f"{error}"
-        else:
-            reason = file.mismatch(part.read_bytes())
-            if not reason:
-                return
-            if _size(out) == file.size:
-                out.truncate(0)
-                if start == 0:  # else the wrong bytes may have come from another mirror: try from the start
-                    break
-    raise _Refused(reason)
+            reason = str(error)
+    return reason
 
 
 def _append(url: str, start: int, out: IO[bytes], file: File, report: Report) -> None:
-    if start == file.size:
-        return
     _require_secure(url)
     headers = {"User-Agent": "atlas-robust"} | ({"Range": f"bytes={start}-"} if start else {})
     with build_opener(_SecureRedirects()).open(Request(url, headers=headers), timeout=TIMEOUT) as response:
-        done = _agree(response, start, out, file)
+        if response.status != 206:
+            start = 0
+        elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+            raise _Refused("the server resumed at another offset than requested")
+        if response.length is not None and start + response.length != file.size:
+            raise _Refused(f"expected {file.size} bytes, found {start + response.length}")
+        out.truncate(start)
         while chunk := response.read(_CHUNK):
-            done += len(chunk)
-            if done > file.size:
+            start += len(chunk)
+            if start > file.size:
                 out.truncate(0)
                 raise _Refused(f"expected {file.size} bytes, found more")
-            _write(out, chunk)
-            report(file, done)
-
-
-def _agree(response: HTTPResponse, start: int, out: IO[bytes], file: File) -> int:
-    """Where the bytes belong: at `start` if the server resumes there, else at 0."""
-    if response.status != 206:
-        start = 0
-        out.truncate(0)
-    elif not response.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
-        out.truncate(0)
-        raise OSError("the server resumed at another offset than requested")
-    if response.length is not None and start + response.length != file.size:
-        raise _Refused(f"expected {file.size} bytes, found {start + response.length}")
-    return start
-
-
-def _write(out: IO[bytes], chunk: bytes) -> None:
-    try:
-        out.write(chunk)
-        out.flush()
-    except OSError as error:
-        raise DiskError(f"{out.name}: cannot be written ({error.strerror})") from error
-
-
-def _size(out: IO[bytes]) -> int:
-    return os.fstat(out.fileno()).st_size
+            try:
+                out.write(chunk)
+                out.flush()
+            except OSError as error:
+                raise DiskError(f"{out.name}: cannot be written ({error.strerror})") from error
+            report(file, start)
 
 
 def _require_secure(url: str) -> None:

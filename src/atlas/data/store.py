@@ -1,7 +1,7 @@
 """Named data sets: where their files lie, and their verified content.
 
-Compressed files and archives are read in memory and never extracted to disk. No more is unpacked than the set
-is long, only listed members are read, and links, devices and sparse files are refused.
+The length and the digest of every file are checked before anything in it is unpacked or parsed, and archives
+are read in memory, never extracted to disk.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
-import lzma
 import os
 import tarfile
 import tomllib
-import zlib
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from atlas.config import build
 from atlas.errors import DataError, choose
@@ -49,24 +46,17 @@ class File:
         found = hashlib.new(kind, data, usedforsecurity=False).hexdigest()
         return "" if found == expected else f"expected {kind} {expected}, found {found}"
 
-    def check(self, data: bytes, where: str) -> bytes:
-        """`data` if it is this file, to the bit."""
-        if problem := self.mismatch(data):
-            raise DataError(f"{where}: {problem}; {GET_AGAIN}")
-        return data
-
-    def check_size(self, size: int, where: str) -> None:
-        """Refuse a wrong length before anything is read."""
-        if size != self.size:
-            raise DataError(f"{where}: expected {self.size} bytes, found {size}; {GET_AGAIN}")
-
     def read(self, path: Path) -> bytes:
         """The content of `path`, its length checked before it is read and its digest after."""
         try:
-            self.check_size(path.stat().st_size, str(path))
-            return self.check(path.read_bytes(), str(path))
+            size = path.stat().st_size
+            data = path.read_bytes() if size == self.size else b""
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror}); {GET_AGAIN}") from error
+        wrong = f"expected {self.size} bytes, found {size}" if size != self.size else self.mismatch(data)
+        if wrong:
+            raise DataError(f"{path}: {wrong}; {GET_AGAIN}")
+        return data
 
 
 @dataclass(frozen=True)
@@ -101,7 +91,6 @@ SOURCES: Mapping[str, Source] = {
     name: build(Source, row, {})
     for name, row in tomllib.loads(Path(__file__).with_name("sources.toml").read_text("utf-8")).items()
 }
-Located = tuple[tuple[Path, File], ...]
 
 
 def home(root: Path | str | None = None) -> Path:
@@ -110,11 +99,8 @@ def home(root: Path | str | None = None) -> Path:
 
 
 def at_home(path: Path | str) -> Path:
-    """The path with ~ and ~USER filled in."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(f"{path}: {error}; write the folder out") from error
+    """The path with ~ and ~USER filled in; unlike `Path.expanduser`, an unknown USER is left as it is."""
+    return Path(os.path.expanduser(path))
 
 
 def data_root(name: str, root: Path | str | None = None) -> Path:
@@ -124,12 +110,11 @@ def data_root(name: str, root: Path | str | None = None) -> Path:
 
 @dataclass(frozen=True)
 class Location:
-    """One way in which half of a data set can be stored: its files, and how they are unpacked."""
+    """One way to store half of a data set: open files, each compressed, or all in an archive."""
 
     form: Form
     half: tuple[File, ...]
-    files: Located
-    packed: Literal["", "gz", "tar"] = ""
+    files: tuple[tuple[Path, File], ...]
 
     def exists(self) -> bool:
         return all(path.is_file() for path, _ in self.files)
@@ -137,24 +122,34 @@ class Location:
     def read(self) -> list[bytes]:
         """The uncompressed, verified content of each file of this half."""
         blobs = [file.read(path) for path, file in self.files]
-        where = [str(path) for path, _ in self.files]
-        if self.packed == "gz":
-            return [gunzip(*each) for each in zip(blobs, self.half, where, strict=True)]
-        if self.packed == "tar":
-            return untar(blobs[0], self.form.folder, self.half, self.form.train + self.form.test, where[0])
-        return blobs
+        if self.files[0][1] is self.form.tar:
+            return self._members(blobs[0])
+        return [
+            gzip.decompress(blob) if file in self.form.gz else blob
+            for blob, (_, file) in zip(blobs, self.files, strict=True)
+        ]
+
+    def _members(self, archive: bytes) -> list[bytes]:
+        names = [f"{self.form.folder}/{file.name}".lstrip("/") for file in self.half]
+        found = {}
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for member in tar:  # in their order: to go back would unpack it all again
+                content = tar.extractfile(member) if member.name in names else None
+                if content is not None:
+                    found[member.name] = content.read()
+        return [found[name] for name in names]
 
 
 def locations(name: str, train: bool, root: Path) -> Iterator[Location]:
     """Every way in which this half could be stored, in each form the fastest to read first."""
     for form in choose("data set", name, SOURCES).forms:
         half, folder = (form.train if train else form.test), root / form.folder
-        yield Location(form, half, _below(folder, half))
+        yield Location(form, half, tuple((folder / file.name, file) for file in half))
         if form.gz:
             packed = form.gz[: len(half)] if train else form.gz[-len(half) :]
-            yield Location(form, half, _below(folder, packed), "gz")
+            yield Location(form, half, tuple((folder / file.name, file) for file in packed))
         if form.tar:
-            yield Location(form, half, _below(root, (form.tar,)), "tar")
+            yield Location(form, half, ((root / form.tar.name, form.tar),))
 
 
 def present(name: str, train: bool, root: Path) -> Location | None:
@@ -190,78 +185,3 @@ def verify(name: str, root: Path) -> Iterator[tuple[Path, File, str]]:
             yield path, file, file.mismatch(path.read_bytes())
         except OSError as error:
             yield path, file, f"cannot be read ({error.strerror})"
-
-
-def _below(folder: Path, files: tuple[File, ...]) -> Located:
-    return tuple((folder / file.name, file) for file in files)
-
-
-_BROKEN: tuple[type[Exception], ...] = (tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError)
-_BROKEN += (ValueError, RecursionError, MemoryError)
-_HEADERS = 1 << 20  # what a tar may hold beside the members we know: headers, a readme, names of classes
-
-
-def gunzip(data: bytes, file: File, where: str) -> bytes:
-    """`file`, which `data` holds compressed. Unpacks at most one byte more than the file is long."""
-    try:
-        with gzip.open(io.BytesIO(data)) as stream:
-            raw = stream.read(file.size + 1)
-    except _BROKEN as error:
-        raise DataError(f"{where}: not a whole gzip file ({error}); {GET_AGAIN}") from error
-    return file.check(raw, f"{where}, unpacked")
-
-
-def untar(
-    data: bytes, folder: str, wanted: Collection[File], known: Collection[File], where: str
-) -> list[bytes]:
-    """The `wanted` members of folder/ in a .tar.gz or .tar.xz, in the order asked for.
-
-    `known` are all the members that the archive should hold: their lengths bound what is unpacked.
-    """
-    prefix = f"{folder}/" if folder else ""
-    names = {prefix + file.name: file for file in wanted}
-    packed = io.BytesIO(data)
-    try:
-        with lzma.LZMAFile(packed) if where.endswith(".xz") else gzip.GzipFile(fileobj=packed) as stream:
-            capped = _Capped(stream, sum(file.size for file in known) + _HEADERS, where)
-            found = _members(capped, names, where)
-    except _BROKEN as error:
-        raise DataError(f"{where}: not a whole archive ({error}); {GET_AGAIN}") from error
-    missing = ", ".join(name for name in names if name not in found)
-    if missing:
-        raise DataError(f"{where}: expected the members {missing}, found none of that name; {GET_AGAIN}")
-    return [found[name] for name in names]
-
-
-def _members(stream: _Capped, names: dict[str, File], where: str) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
-    with tarfile.open(fileobj=stream, mode="r|") as tar:  # type: ignore[call-overload]
-        for member in tar:
-            if member.name not in names:
-                continue
-            place = f"{where}: {member.name}"
-            if not member.isreg() or member.issparse():
-                raise DataError(f"{place}: expected a plain file, found a link or a special one; {GET_AGAIN}")
-            file = names[member.name]
-            file.check_size(member.size, place)
-            content = tar.extractfile(member)
-            found[member.name] = file.check(content.read() if content else b"", place)
-            if len(found) == len(names):
-                break
-    return found
-
-
-class _Capped:
-    """A stream that refuses to give more than `limit` bytes in all. tarfile asks for 10 kB at a time."""
-
-    def __init__(self, stream: lzma.LZMAFile | gzip.GzipFile, limit: int, where: str) -> None:
-        self.stream, self.left, self.limit, self.where = stream, limit, limit, where
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(size)
-        self.left -= len(data)
-        if self.left < 0:
-            raise DataError(
-                f"{self.where}: unpacks to more than the {self.limit} bytes expected; {GET_AGAIN}"
-            )
-        return data

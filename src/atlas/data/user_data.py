@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from atlas.config import check_arguments, import_object
-from atlas.data.images import Images, check_whole
+from atlas.data.images import Images, describe
 from atlas.data.readers import npz_names, read_npz
 from atlas.errors import AtlasError, DataError, is_ctrl_c
 
@@ -35,23 +35,18 @@ def load_npz(path: Path, train: bool) -> Images:
     The number of classes is the largest label of both halves plus one. Pickled objects are refused.
     """
     found = npz_names(path)
-    x, y = _names(path, train, found)
+    half = "train" if train else "test"
+    x, y = (f"x_{half}", f"y_{half}") if f"x_{half}" in found or not train else ("x", "y")
+    if not {x, y} <= {*found}:
+        raise DataError(
+            f"{path}: expected arrays {x} and {y}, found {', '.join(sorted(found)) or 'none'}; "
+            "save the set with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
+        )
     labels = {"y", "y_train", "y_test"}.intersection(found)
-    arrays = read_npz(path, {x, y, *labels})
+    arrays = read_npz(path, {x, *labels})
     whole = [arrays[name] for name in labels if arrays[name].dtype.kind in "iu" and arrays[name].size]
     largest = max((int(array.max()) for array in whole), default=0)
     return replace(as_images((arrays[x], arrays[y]), largest + 1), name=path.name)
-
-
-def _names(path: Path, train: bool, found: list[str]) -> tuple[str, str]:
-    half = "train" if train else "test"
-    names = (f"x_{half}", f"y_{half}") if f"x_{half}" in found or not train else ("x", "y")
-    if not set(names) <= set(found):
-        raise DataError(
-            f"{path}: expected arrays {' and '.join(names)}, found {', '.join(sorted(found)) or 'none'}; "
-            "save the set with np.savez(path, x_train=..., y_train=..., x_test=..., y_test=...)"
-        )
-    return names
 
 
 def has_test_set(path: Path) -> bool:
@@ -79,15 +74,14 @@ def load_folder(path: Path, train: bool) -> Images:
     extra = ", ".join(name for name in _folders(folder) if name not in classes)
     if extra:
         raise DataError(f"{folder}: found classes that {path}/train does not have: {extra}")
-    turns = [
+    turns = sorted(
         (k, label, file) for label, name in enumerate(classes) for k, file in enumerate(_files(folder / name))
-    ]
-    files = [(file, label) for _, label, file in sorted(turns)]
-    if not files:
+    )
+    if not turns:
         raise DataError(
             f"{folder}: expected images in class folders, found none ({', '.join(sorted(_SUFFIXES))})"
         )
-    x, y = _stack([file for file, _ in files]), [label for _, label in files]
+    x, y = _stack([file for *_, file in turns]), [label for _, label, _ in turns]
     return replace(as_images((x, y), len(classes)), name=path.name, class_names=tuple(classes))
 
 
@@ -142,31 +136,23 @@ def _decode(file: Path) -> NDArray[np.uint8]:
     if not file.is_file():  # a pipe would be waited for
         raise DataError(f"{file}: expected a regular file; remove it from the folder")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(file, formats=_FORMATS) as image:
-                _check(file, image)
-                ImageOps.exif_transpose(image, in_place=True)
-                if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
-                    raise DataError(f"{file}: has transparent pixels; save it on an opaque background")
-                if image.mode in ("1", "L", "LA"):
-                    return np.asarray(image.convert("L"))
-                return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-    except DataError:
-        raise
-    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: refused: {error}") from error
+        with warnings.catch_warnings(action="ignore", category=Image.DecompressionBombWarning):
+            image = Image.open(file, formats=_FORMATS)
+        with image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"must have at most {_MOST_PIXELS} pixels, got {image.width}x{image.height}")
+            if image.mode in ("I", "F") or image.mode.startswith("I;"):
+                raise ValueError(f"must have 8 bits per channel, got mode {image.mode}: convert it first")
+            if (frames := getattr(image, "n_frames", 1)) > 1:
+                raise ValueError(f"must be a single image, got {frames} frames: save one of them")
+            ImageOps.exif_transpose(image, in_place=True)
+            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < 255:
+                raise ValueError("has transparent pixels; save it on an opaque background")
+            if image.mode in ("1", "L", "LA"):
+                return np.asarray(image.convert("L"))
+            return np.asarray(image.convert("RGB")).transpose(2, 0, 1)
     except Exception as error:  # a broken picture may raise anything
-        raise DataError(f"{file}: cannot be decoded ({error}); repair or remove it") from error
-
-
-def _check(file: Path, image: Image.Image) -> None:
-    if image.width * image.height > _MOST_PIXELS:
-        raise DataError(f"{file}: must have at most {_MOST_PIXELS} pixels, got {image.width}x{image.height}")
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        raise DataError(f"{file}: must have 8 bits per channel, got mode {image.mode}: convert it first")
-    if (frames := getattr(image, "n_frames", 1)) > 1:
-        raise DataError(f"{file}: must be a single image, got {frames} frames: save one of them")
+        raise DataError(f"{file}: cannot be used: {error}; repair or remove it") from error
 
 
 @check_arguments()
@@ -201,7 +187,8 @@ def as_images(data: object, num_classes: int | None = None) -> Images:
         raise DataError(f"x must be [N, C, H, W], got {list(x.shape)}, which looks like [N, H, W, C]")
     if x.is_floating_point():
         x = x.to(torch.float32)
-    check_whole(y)
+    if y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(f"y must be integer labels 0, 1, 2, ..., got {describe(y)}")
     y = y.to(torch.int64)
     if num_classes is None:
         num_classes = int(y.max()) + 1 if y.numel() else 0
@@ -222,28 +209,25 @@ def _read_all(data: object) -> tuple[Tensor, Tensor]:
 
 
 def _in_order(data: object) -> Iterable[Any]:
+    """The batches of any data; a loader that visits all of its data set is read in the order of that."""
     if isinstance(data, Dataset):
-        return _guarded(DataLoader(data, batch_size=256))
-    if isinstance(data, DataLoader):
-        once = isinstance(data.sampler, SequentialSampler) or _permutes(data.sampler)
-        if once and data.batch_size is not None and not isinstance(data.dataset, IterableDataset):
-            workers = data.num_workers
-            data = DataLoader(data.dataset, data.batch_size, collate_fn=data.collate_fn, num_workers=workers)
-        return _guarded(data)
-    if isinstance(data, Iterable) and not isinstance(data, str | dict):
-        return data
-    raise DataError(
-        "data must be Images, a pair (x, y) of tensors or arrays, a torch Dataset or a DataLoader, got a "
-        f"{type(data).__name__} (atlas.data.load reads data sets by name or path)"
-    )
-
-
-def _permutes(sampler: object) -> bool:
-    return (
-        isinstance(sampler, RandomSampler)
-        and not sampler.replacement
-        and sampler.num_samples == len(sampler.data_source)
-    )
+        data = DataLoader(data, batch_size=256)
+    if not isinstance(data, DataLoader):
+        if isinstance(data, Iterable) and not isinstance(data, str | dict):
+            return data
+        raise DataError(
+            "data must be Images, a pair (x, y) of tensors or arrays, a torch Dataset or a DataLoader, got a "
+            f"{type(data).__name__} (atlas.data.load reads data sets by name or path)"
+        )
+    sampler = data.sampler
+    if isinstance(sampler, RandomSampler):
+        whole = not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    else:
+        whole = isinstance(sampler, SequentialSampler)
+    if whole and data.batch_size is not None:
+        workers = data.num_workers
+        data = DataLoader(data.dataset, data.batch_size, collate_fn=data.collate_fn, num_workers=workers)
+    return _guarded(data)
 
 
 def _guarded(loader: DataLoader[Any]) -> Iterator[Any]:

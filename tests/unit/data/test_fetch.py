@@ -156,7 +156,7 @@ ALL = [
         *([bad, "good"] for bad in ANSWERS if bad not in ("good", "no-range", "no-length", "redirect")),
         ["breaks", "breaks", "good"],
         ["breaks-with-lies", "breaks", "good"],
-        ["breaks", "elsewhere"],
+        ["breaks", "elsewhere", "good"],
         ["breaks", "no-range"],
     ],
     ids="+".join,

@@ -36,16 +36,15 @@ def test_the_sets_of_the_paper_and_their_neighbours_are_there() -> None:
 @pytest.mark.parametrize(
     ("name", "file", "key"),
     [
-        ("cifar10", "cifar-10-batches-py/batches.meta", b"label_names"),
-        ("cifar100", "cifar-100-python/meta", b"fine_label_names"),
+        ("cifar10", "cifar-10-batches-py/batches.meta", "label_names"),
+        ("cifar100", "cifar-100-python/meta", "fine_label_names"),
     ],
 )
-def test_classes_are_called_as_the_publishers_call_them(name: str, file: str, key: bytes) -> None:
+def test_classes_are_called_as_the_publishers_call_them(name: str, file: str, key: str) -> None:
     if not (home() / file).is_file():
         pytest.skip(f"{name} is not here with its names: set ATLAS_DATA to a folder with {file}")
     published = safe_unpickle((home() / file).read_bytes())
-    assert isinstance(published, dict)
-    assert SOURCES[name].class_names == tuple(text.decode().replace("_", " ") for text in published[key])
+    assert SOURCES[name].class_names == tuple(text.replace("_", " ") for text in published[key])
 
 
 @pytest.mark.parametrize("name", [name for name in SOURCES if name != EMBEDDED])
@@ -136,19 +135,3 @@ def test_idx_round_trip() -> None:
     array = torch.arange(60, dtype=torch.uint8).view(3, 4, 5)
     assert format_idx(array)[:16] == bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5])
     assert torch.equal(parse_idx(format_idx(array), 3), array)
-
-
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        (b"", "expected the magic 0 0 8 1, found"),
-        (bytes([0, 0, 8, 3, 0, 0, 0, 1]), "found 0 0 8 3"),
-        (bytes([0, 0, 13, 1, 0, 0, 0, 1, 7]), "found 0 0 13 1"),
-        (bytes([0, 0, 8, 1, 0, 0, 0]), "expected the magic"),
-        (bytes([0, 0, 8, 1, 0, 0, 0, 2, 7]), r"expected 2 bytes for shape \[2\], found 1"),
-        (bytes([0, 0, 8, 1, 255, 255, 255, 255, 7]), "expected 4294967295 bytes"),
-    ],
-)
-def test_idx_that_is_not_idx_is_refused(data: bytes, words: str) -> None:
-    with pytest.raises(DataError, match=words):
-        parse_idx(data, 1)

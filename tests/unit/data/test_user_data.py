@@ -202,12 +202,12 @@ def test_transparent_and_moving_images_are_refused(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     first, second = (Image.fromarray(pixels) for pixels in COLOUR[:2])
     first.save(folder / "1.gif", save_all=True, append_images=[second])
-    with pytest.raises(DataError, match=r"1\.gif: must be a single image, got 2 frames"):
+    with pytest.raises(DataError, match=r"1\.gif: .*must be a single image, got 2 frames"):
         load(folder.parent)
     (folder / "1.gif").unlink()
     first.putalpha(100)
     first.save(folder / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: has transparent pixels"):
+    with pytest.raises(DataError, match=r"1\.png: .*has transparent pixels"):
         load(folder.parent)
 
 
@@ -230,15 +230,12 @@ def test_sixteen_bits_are_refused_and_not_cut(tmp_path: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize(
-    ("side", "reason"),
-    [(10_000, r"Image size \(100000000 pixels\)"), (5_000, "must have .* got 5000x5000")],
-)
-def test_a_decompression_bomb_is_refused_undecoded(tmp_path: Path, side: int, reason: str) -> None:
-    """Megabytes in some kB: one above the limit at which Pillow only warns, one below."""
+@pytest.mark.parametrize("side", [5_000, 10_000])
+def test_a_decompression_bomb_is_refused_undecoded(tmp_path: Path, side: int) -> None:
+    """Megabytes in some kB, below and above the limit at which Pillow warns."""
     (tmp_path / "bomb" / "a").mkdir(parents=True)
     Image.new("1", (side, side)).save(tmp_path / "bomb" / "a" / "1.png")
-    with pytest.raises(DataError, match=rf"1\.png: .*{reason}"):
+    with pytest.raises(DataError, match=rf"1\.png: .*must have at most .* got {side}x{side}"):
         load(tmp_path / "bomb")
 
 
@@ -248,7 +245,7 @@ def test_a_format_off_the_list_is_refused_whatever_its_name(tmp_path: Path, kind
     (tmp_path / "set" / "a").mkdir(parents=True)
     Image.fromarray(COLOUR[0]).save(tmp_path / f"1.{kind}")
     (tmp_path / f"1.{kind}").rename(tmp_path / "set" / "a" / "1.png")
-    with pytest.raises(DataError, match=r"1\.png: cannot be decoded"):
+    with pytest.raises(DataError, match=r"1\.png: cannot be used"):
         load(tmp_path / "set")
 
 
@@ -257,7 +254,7 @@ def test_a_cut_image_is_refused(tmp_path: Path, kept: int) -> None:
     folder = write_images(tmp_path / "cut", {"a/1.png": COLOUR[0]})
     data = (folder / "a" / "1.png").read_bytes()
     (folder / "a" / "1.png").write_bytes(data[:kept])
-    with pytest.raises(DataError, match=r"1\.png: cannot be decoded .*; repair or remove it"):
+    with pytest.raises(DataError, match=r"1\.png: cannot be used: .*; repair or remove it"):
         load(folder)
 
 
