@@ -75,7 +75,7 @@ class Networks:
         of_cifar = "cifar" in name.lower()
         model = "wrn-10-1" if of_cifar and name != "natural CIFAR" else "cnn-small"
         shape = (3, 32, 32) if of_cifar else (1, 28, 28)
-        return load_model(path, name=model, shape=shape).model.requires_grad_(False)
+        return load_model(path, name=model, shape=shape).requires_grad_(False)
 
 
 def _natural_mnist() -> nn.Module:

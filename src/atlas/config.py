@@ -15,13 +15,14 @@ import os
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import Field, field, fields, is_dataclass
+from contextlib import suppress
+from dataclasses import field, fields, is_dataclass
 from fractions import Fraction
 from functools import cache, wraps
 from operator import index
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from atlas.errors import UsageError, choose, is_ctrl_c, unknown
+from atlas.errors import UsageError, choose, unknown, user_code_errors
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,22 +30,22 @@ R = TypeVar("R")
 ConfigDict = dict[str, Any]
 LARGEST = 2**63
 """Beyond all whole numbers: tensors and times hold none of more bits."""
-DEEPEST = 20
 Registries = Mapping[type, Mapping[str, Callable[..., Any]]]
 """For a type: what its `name` may be, and what builds each."""
 NO_NAMES: Registries = {}
 
 
 def build(target: Callable[..., T], table: Mapping[str, Any], registries: Registries, where: str = "") -> T:
-    """`target` (a dataclass or a function) called with the table's values, each checked by its type."""
-    if not where:
-        _check_depth(table)
+    """`target` (a dataclass or a function) called with the table's values, each checked by its type.
+
+    Where the target has a registry, the table's `name` says what is called.
+    """
     if not isinstance(table, Mapping):
         raise _mismatch(table, "a table", where or "the configuration")
     if target in registries:
-        return _build_named(target, table, registries, where)  # type: ignore[arg-type]
-    expected = inspect.signature(target).parameters
-    types_of = get_type_hints(target)
+        table = dict(table)
+        target = _named(target, str(table.pop("name", None)), registries, _path(where, "name"))
+    expected, types_of = inspect.signature(target).parameters, get_type_hints(target)
     for key in table:
         if key not in expected:
             raise unknown(f"key in {where or 'the configuration'}:", key, expected)
@@ -55,20 +56,15 @@ def build(target: Callable[..., T], table: Mapping[str, Any], registries: Regist
     return target(**values)
 
 
-def _check_depth(table: object) -> None:
-    """Refuse tables within tables beyond all sense, which would exhaust whoever walks down or prints them."""
-    level: list[Any] = [table]
-    for _ in range(DEEPEST):
-        level = [value for outer in level for value in _inside(outer)]
-        if not level:
-            return
-    raise UsageError(f"the configuration has more than {DEEPEST} tables or lists within each other")
-
-
-def _inside(value: object) -> Iterable[Any]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
+def _named(kind: Any, name: str, registries: Registries, where: str) -> Any:
+    """What builds the part of this kind that has this name."""
+    if ":" not in name:
+        return choose(f"{where}:", name, registries[kind])
+    found = import_object(where, name)
+    # Not just any callable: a configuration from elsewhere could name os:system.
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UsageError(f"{where} must name a subclass of {kind.__name__}, got {name!r}: {found!r}")
+    return found
 
 
 def check_fields(value: Any, where: str | None = None) -> None:
@@ -149,23 +145,6 @@ def _path(where: str, key: str) -> str:
     return f"{where}.{key}" if where else key
 
 
-def _build_named(kind: type[T], table: Mapping[str, Any], registries: Registries, where: str) -> T:
-    rest = dict(table)
-    builder = _builder(kind, str(rest.pop("name", None)), registries[kind], _path(where, "name"))
-    return build(builder, rest, registries, where)  # type: ignore[no-any-return]
-
-
-def _builder(kind: type, name: str, registry: Mapping[str, Callable[..., Any]], where: str) -> Any:
-    """What builds the named part of this kind."""
-    if ":" not in name:
-        return choose(f"{where}:", name, registry)
-    found = import_object(where, name)
-    # Not just any callable: a configuration from elsewhere could name os:system.
-    if not (isinstance(found, type) and issubclass(found, kind)):
-        raise UsageError(f"{where} must name a subclass of {kind.__name__}, got {name!r}: {found!r}")
-    return found
-
-
 def import_object(kind: str, name: str) -> Any:
     """The object called ``module.path:name``, from the working folder or an installed package.
 
@@ -176,15 +155,9 @@ def import_object(kind: str, name: str) -> Any:
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)  # first, as with `python -m`, so that the user's file is found
-    try:
+    remedy = f"; expected module.path:name, importable from {folder} or installed in this environment"
+    with user_code_errors(f"{kind} {name!r}: importing {path!r}", UsageError, remedy):
         module = importlib.import_module(path)
-    except (Exception, SystemExit) as error:  # a user's module can raise anything while it is imported
-        if is_ctrl_c(error):
-            raise
-        raise UsageError(
-            f"{kind} {name!r}: importing {path!r} failed with {type(error).__name__}: {error}; expected "
-            f"module.path:name, importable from {folder} or installed in this environment"
-        ) from error
     if not hasattr(module, attribute):
         here = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == path]
         raise unknown(f"name in module {path!r}:", attribute, here or dir(module))
@@ -194,7 +167,15 @@ def import_object(kind: str, name: str) -> Any:
 def _parse(value: Any, expected: Any, registries: Registries, where: str) -> Any:
     origin = get_origin(expected)
     if origin in (Union, types.UnionType):
-        return _parse_union(value, get_args(expected), registries, where)
+        if value is None and types.NoneType in get_args(expected):
+            return None
+        kinds = [kind for kind in get_args(expected) if kind is not types.NoneType]
+        if len(kinds) == 1:
+            return _parse(value, kinds[0], registries, where)
+        for kind in kinds:
+            with suppress(UsageError):
+                return _parse(value, kind, registries, where)
+        raise _mismatch(value, " or ".join(map(_expected, kinds)), where)
     if origin is Literal:
         if not any(type(value) is type(choice) and value == choice for choice in get_args(expected)):
             raise unknown(f"{where}:", value, map(str, get_args(expected)))
@@ -225,20 +206,6 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, kind) or (kind is Sequence and hasattr(value, "__array__"))
     except TypeError:  # Any, a Protocol: nothing that could be checked
         return True
-
-
-def _parse_union(value: Any, choices: tuple[Any, ...], registries: Registries, where: str) -> Any:
-    if value is None and types.NoneType in choices:
-        return None
-    kinds = [choice for choice in choices if choice is not types.NoneType]
-    if len(kinds) == 1:
-        return _parse(value, kinds[0], registries, where)
-    for kind in kinds:
-        try:
-            return _parse(value, kind, registries, where)
-        except UsageError:
-            pass
-    raise _mismatch(value, " or ".join(map(_expected, kinds)), where)
 
 
 def _expected(expected: Any) -> str:
@@ -281,24 +248,21 @@ def table_of(value: Any, registries: Registries) -> Any:
     table: ConfigDict = {}
     for kind, registry in registries.items():
         if isinstance(value, kind):
-            table["name"] = f"{type(value).__module__}:{type(value).__qualname__}"
-        names = [name for name, builder in registry.items() if builder is type(value)]
-        if names:
-            table["name"] = names[0]
-    kept = [f for f in fields(value) if f.init and not _as_before(f, getattr(value, f.name))]
-    return table | {f.name: table_of(getattr(value, f.name), registries) for f in kept}
+            names = (name for name, builder in registry.items() if builder is type(value))
+            table["name"] = next(names, f"{type(value).__module__}:{type(value).__qualname__}")
+    for f in fields(value):
+        given = getattr(value, f.name)
+        if f.init and not ("later" in f.metadata and given == f.default):
+            table[f.name] = table_of(given, registries)
+    return table
 
 
 def omit_default_from_hash(default: T) -> T:
     """A field that older versions did not have: tables leave it out while it has its default.
 
-    So their runs are still known by their tables, and go on.
+    So their runs are still known by their tables, and resume.
     """
     return field(default=default, metadata={"later": True})
-
-
-def _as_before(f: Field[Any], value: object) -> bool:
-    return "later" in f.metadata and value == f.default
 
 
 def override(
@@ -308,13 +272,9 @@ def override(
 
     What the old and the new one both have as a named part (a method's attack, say) is kept.
     """
-    if dotted.count(".") >= DEEPEST:
-        raise UsageError(
-            f"{dotted[:50]}... has {dotted.count('.')} dots, expected a key such as method.alpha"
-        )
     head, _, rest = dotted.partition(".")
-    below = table.get(head)
     if rest:
+        below = table.get(head)
         value = override(below if isinstance(below, Mapping) else {}, rest, value, registries)
     elif head == "name":
         table = _kept(table, value, registries)
@@ -334,10 +294,9 @@ def merge(base: Mapping[str, Any], top: Mapping[str, Any], registries: Registrie
     """Two tables, the second winning, sub-tables merged the same way; names as in `override`."""
     both = _kept(base, top["name"], registries) if "name" in top else dict(base)
     for key, value in top.items():
-        below = both.get(key)
-        both[key] = (
-            merge(below, value, registries) if isinstance(below, dict) and isinstance(value, dict) else value
-        )
+        if isinstance(value, dict) and isinstance(both.get(key), dict):
+            value = merge(both[key], value, registries)
+        both[key] = value
     return both
 
 

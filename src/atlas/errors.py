@@ -6,6 +6,7 @@ An error says what was expected, what was found, and what to do.
 from __future__ import annotations
 
 import signal
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -119,6 +120,19 @@ def is_ctrl_c(error: BaseException) -> bool:
 
 
 @contextmanager
+def user_code_errors(what: str, kind: type[AtlasError], remedy: str = "") -> Iterator[None]:
+    """Turn whatever the user's own code raises in this block, but our own errors, into this kind."""
+    try:
+        yield
+    except AtlasError:
+        raise
+    except (Exception, SystemExit) as error:
+        if is_ctrl_c(error):
+            raise
+        raise kind(f"{what} failed with {type(error).__name__}: {error}{remedy}") from error
+
+
+@contextmanager
 def model_errors(where: str, remedy: str) -> Iterator[None]:
     """Turn whatever a model raises in this block into an `OutOfMemoryError` or a `ModelError`.
 
@@ -150,11 +164,13 @@ def model_errors(where: str, remedy: str) -> Iterator[None]:
 def _line_of(error: BaseException) -> str:
     """The last line of the user's own code, or of any where there is none, that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not _is_installed(Path(frame.filename))]
+    own = [frame for frame in frames if not is_installed(frame.filename)]
     frame = (own or frames)[-1]
     return f"{frame.filename}, line {frame.lineno}, in {frame.name}"
 
 
-def _is_installed(file: Path) -> bool:
-    here = Path(__file__).parent
-    return file.is_relative_to(here) or bool({"site-packages", "dist-packages"} & set(file.parts))
+def is_installed(file: str) -> bool:
+    """Whether a file comes with Python, with a package, or with ATLAS."""
+    path = Path(file)
+    packaged = bool({"site-packages", "dist-packages"} & set(path.parts))
+    return packaged or any(map(path.is_relative_to, (Path(__file__).parent, sysconfig.get_path("stdlib"))))

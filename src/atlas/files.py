@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -9,7 +10,6 @@ import socket
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from filelock import lock_descriptor
 
@@ -20,7 +20,6 @@ _PART = re.compile(r"\..+\.\d+\.atlas\.part")
 """The name of a file that is being written: see `part_of`."""
 ORIGIN = "origin.json"
 """Command and commit, which `atlas reproduce` writes into a folder before all else."""
-_CHUNK = 1 << 20
 _HELD: set[Path] = set()
 """Folders in which this process works alone."""
 
@@ -72,27 +71,9 @@ def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
 
 
 def require_room(folder: Path, needed: int) -> None:
-    """A trial write: refuse a folder that cannot take so many bytes, before any work is done for it."""
-    trial = part_of(folder / "trial")
-    try:
-        with trial.open("wb") as file:
-            _fill(file, needed)
-            os.fsync(file.fileno())
-        trial.unlink()
-    except OSError as error:
-        with suppress(OSError):
-            trial.unlink(missing_ok=True)
-        raise disk_error(trial, needed, error) from error
-
-
-def _fill(file: IO[bytes], size: int) -> None:
-    """Make the file so long, of blocks that are really there."""
-    if size and hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file.fileno(), 0, size)
-        return
-    for start in range(0, size, _CHUNK):
-        file.write(bytes(min(_CHUNK, size - start)))
-    file.flush()
+    """Refuse a folder whose disk cannot take so many bytes, before any work is done for it."""
+    if shutil.disk_usage(folder).free < needed:
+        raise disk_error(folder / "trial", needed, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
 
 def sync_folder(folder: Path) -> None:
@@ -130,7 +111,9 @@ def locked(folder: Path, check: Callable[[], None] = lambda: None) -> Iterator[N
         check()
         _HELD.add(folder)
         try:
-            _sign(handle)
+            with suppress(OSError):  # on a full disk the lock holds too, without a name
+                os.ftruncate(handle, 0)
+                os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
             for part in folder.iterdir():
                 if _PART.fullmatch(part.name):
                     part.unlink(missing_ok=True)
@@ -194,9 +177,3 @@ def _take(folder: Path, handle: int) -> None:
     raise LockError(
         f"{folder} is in use by {holder or 'another process'}; wait for it, or choose another folder"
     )
-
-
-def _sign(handle: int) -> None:
-    with suppress(OSError):  # on a full disk the lock holds too, without a name
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())

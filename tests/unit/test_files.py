@@ -38,22 +38,12 @@ def test_a_new_folder_goes_again_if_an_error_leaves_it_empty(
     assert (tmp_path / name).exists() == stays
 
 
-def test_room_is_tried_and_given_back(tmp_path: Path) -> None:
-    require_room(tmp_path, 1 << 20)
-    require_room(tmp_path, 0)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_fallocate_zeros_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    sizes = []
-    monkeypatch.setattr(os, "fsync", lambda handle: sizes.append(os.fstat(handle).st_size))
-    require_room(tmp_path, (1 << 20) + 5)
-    assert sizes == [(1 << 20) + 5]
-
-
 def test_too_little_room_is_said_with_both_numbers(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=r"needed 4,611,686,018,427,387,904 bytes, free: [\d,]+ bytes"):
+    require_room(tmp_path, 1 << 20)
+    with pytest.raises(
+        DiskError,
+        match=r"No space left on device; needed 4,611,686,018,427,387,904 bytes, free: [\d,]+ bytes",
+    ):
         require_room(tmp_path, 1 << 62)
     assert list(tmp_path.iterdir()) == []
 
@@ -200,17 +190,6 @@ def _content(k: int) -> bytes:
 def _write(path: Path, k: int) -> None:
     for _ in range(200):
         write_atomic(path, _content(k))
-
-
-def test_a_trial_file_that_cannot_be_removed_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(DiskError, match=r"cannot write .*trial.*: Read-only file system"):
-        require_room(tmp_path, 5)
 
 
 def test_a_file_that_cannot_be_opened_now_is_not_called_damaged(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def evaluate(
         target = named(what, model, data, device, _normalization(normalize, mean, std), output)
         threat = _threat(target.threat, eps, norm)
         images = chosen_images(data_sets.load(target.data, train=False, root=root), n, random, seed)
-        loaded = target.load(images)
+        attacked = target.load(images)
         tables = attack_suites.suite(suite, images.name).attacks.values()
         if surrogate and not any(table["name"] == attack_suites.TRANSFER for table in tables):
             raise UsageError(
@@ -153,8 +153,7 @@ def evaluate(
             attack_dtype=attack_dtype,
             eot=eot,
         )
-        key = loaded.fingerprint
-        task = Evaluation(loaded.model, images, plan, batch_size, save_images, key, save_seconds)
+        task = Evaluation(attacked, images, plan, batch_size, save_images, save_seconds=save_seconds)
         folder = out or target.folder / f"{Path(suite).stem}-{fingerprint(task.about)[:8]}"
         if not as_json and group.first:
             say(f"writing to {folder}")

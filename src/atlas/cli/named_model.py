@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import nn
+
 from atlas import presets
 from atlas.attacks import Model
 from atlas.data import Images
@@ -37,11 +39,11 @@ class NamedModel:
     normalize: str | Normalization | None = None
     output: str | None = None
 
-    def load(self, images: Images) -> source.Loaded:
+    def load(self, images: Images) -> nn.Module:
         """The model itself, for images such as these."""
         device = checked_device(local_device(self.device))
         if Path(self.what).is_dir():
-            return source.of_module(load_model(self.what, device=device), device)
+            return load_model(self.what, device=device)
         return source.load(
             self.what,
             name=self.model,

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, SequentialSampl
 from atlas.config import check_arguments, import_object
 from atlas.data.images import Images, describe
 from atlas.data.readers import npz_names, read_npz
-from atlas.errors import AtlasError, DataError, is_ctrl_c
+from atlas.errors import DataError, user_code_errors
 
 # Formats by name: Pillow would also start other programs (EPS) or decoders that no data set needs.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -90,14 +90,8 @@ def load_function(name: str, train: bool) -> Images:
     function = import_object("data set", name)
     if not callable(function):
         raise DataError(f"data {name!r} must be a function of train, got a {type(function).__name__}")
-    try:
+    with user_code_errors(f"data {name!r}", DataError):
         data = function(train=train)
-    except AtlasError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's function can raise anything
-        if is_ctrl_c(error):
-            raise
-        raise DataError(f"data {name!r} failed with {type(error).__name__}: {error}") from error
     return replace(as_images(data), name=name.rpartition(":")[2])
 
 

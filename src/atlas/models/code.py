@@ -11,7 +11,6 @@ import dis
 import hashlib
 import inspect
 import sys
-import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -21,13 +20,13 @@ from typing import Any
 
 from torch import nn
 
-PACKAGE = Path(__file__).parents[1]
+from atlas.errors import is_installed
+
 GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM")
 """Instructions of Python's bytecode that name something."""
 CONSTANTS = (int, float, str, tuple)
 Assignment = ast.Assign | ast.AnnAssign | ast.AugAssign
-Assignments = dict[str, list[tuple[str, Assignment]]]
 
 
 def user_code(thing: object) -> dict[str, str]:
@@ -53,19 +52,18 @@ class _Walk:
         self.found: dict[str, set[str]] = {}
         self.classes: set[str] = set()
         self.seen: dict[Any, object] = {}
-        self.files: dict[str, Assignments] = {}
+        self.assignments: dict[str, list[tuple[str, Assignment]]] = {}
 
     def see(self, value: object) -> None:
         """A class or a function, or what a method or a partial call is made of."""
         while (inside := _wrapped(value)) is not None:
             value = inside
-        if isinstance(value, type | FunctionType) and self._new(id(value), value):
-            if isinstance(value, type):
-                self._see_class(value)
-            else:
-                self._see_function(value)
+        if isinstance(value, type) and self._is_new(id(value), value):
+            self._see_class(value)
+        elif isinstance(value, FunctionType) and self._is_new(id(value), value):
+            self._see_function(value)
 
-    def _new(self, key: object, value: object = None) -> bool:
+    def _is_new(self, key: object, value: object = None) -> bool:
         """Whether it is seen for the first time; it is kept, because the next object may get its id."""
         new = key not in self.seen
         self.seen[key] = value
@@ -97,15 +95,22 @@ class _Walk:
         for cell in function.__closure__ or ():
             with suppress(ValueError):  # not filled yet
                 self.see(cell.cell_contents)
-        steps = [step for part in _parts(code) for step in dis.get_instructions(part)]
-        attributes = frozenset(step.argval for step in steps if step.opname in ATTRIBUTES)
+        steps = [step for part in _nested(code) for step in dis.get_instructions(part)]
+        attributes = {step.argval for step in steps if step.opname in ATTRIBUTES}
         for name in {step.argval for step in steps if step.opname in GLOBALS}:
             self._see_global(name, function.__globals__, attributes, code.co_filename)
-        for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"} & set(sys.modules):
-            self._see_module(sys.modules[name], attributes)
+        for name in {step.argval for step in steps if step.opname == "IMPORT_NAME"}:
+            self._see_module(sys.modules.get(name), attributes)
 
-    def _see_global(self, name: str, names: Mapping[str, Any], attributes: frozenset[str], file: str) -> None:
-        if name not in names or not self._new((name, file, attributes)):
+    def _see_module(self, module: object, attributes: set[str]) -> None:
+        """What is taken from a module, as in `module.function(x)`."""
+        file = getattr(module, "__file__", None)
+        if file is not None and not is_installed(file):
+            for name in attributes & vars(module).keys():
+                self._see_global(name, vars(module), attributes, file)
+
+    def _see_global(self, name: str, names: Mapping[str, Any], attributes: set[str], file: str) -> None:
+        if name not in names or not self._is_new((name, file, *sorted(attributes))):
             return
         value = names[name]
         if isinstance(value, ModuleType):
@@ -115,23 +120,22 @@ class _Walk:
         else:
             self._see_constant(name, names, file)
 
-    def _see_module(self, module: ModuleType, attributes: frozenset[str]) -> None:
-        """What is taken from a module, as in `module.function(x)`."""
-        file = getattr(module, "__file__", None)
-        if file is not None and not is_installed(file):
-            for name in sorted(attributes):
-                self._see_global(name, vars(module), attributes, file)
-
     def _see_constant(self, name: str, names: Mapping[str, Any], file: str) -> None:
         """By the text that gives it its value: at run time a counter, say, changes."""
-        if file not in self.files:
-            self.files[file] = _assignments(file)
-        for text, statement in self.files[file].get(name, []):
+        if file not in self.assignments:
+            self.assignments[file] = []
+            with suppress(OSError, ValueError, SyntaxError):
+                source = Path(file).read_text("utf-8")
+                for statement in _assignments(ast.parse(source)):
+                    text = ast.get_source_segment(source, statement) or ""
+                    self.assignments[file].append((text, statement))
+        given = [each for each in self.assignments[file] if name in _targets(each[1])]
+        for text, statement in given:
             self._note(name, file, text)
             for node in ast.walk(statement):
                 if isinstance(node, ast.Name):
-                    self._see_global(node.id, names, frozenset(), file)
-        if name not in self.files[file] and isinstance(names[name], CONSTANTS):  # imported from elsewhere
+                    self._see_global(node.id, names, set(), file)
+        if not given and isinstance(names[name], CONSTANTS):  # imported from elsewhere
             self._note(name, file, repr(names[name]))
 
     def _note(self, name: str, file: str, text: str) -> None:
@@ -151,39 +155,24 @@ def _wrapped(value: object) -> object:
     return None
 
 
-def _parts(code: CodeType) -> Iterator[CodeType]:
+def _nested(code: CodeType) -> Iterator[CodeType]:
     """The code, and that of the functions inside it."""
     yield code
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
-            yield from _parts(inner)
+            yield from _nested(inner)
 
 
-def _assignments(file: str) -> Assignments:
-    """The statements at the top level of a file that give each name its value, with their text."""
-    found: Assignments = {}
-    with suppress(OSError, ValueError, SyntaxError):
-        source = Path(file).read_text("utf-8")
-        for statement in _statements(ast.parse(source)):
-            text = ast.get_source_segment(source, statement) or ""
-            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-            for node in (node for target in targets for node in ast.walk(target)):
-                if isinstance(node, ast.Name):
-                    found.setdefault(node.id, []).append((text, statement))
-    return found
-
-
-def _statements(node: ast.AST) -> Iterator[Assignment]:
+def _assignments(node: ast.AST) -> Iterator[Assignment]:
     """The assignments outside functions and classes, also those under an `if`."""
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, Assignment):
             yield inner
         elif not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _statements(inner)
+            yield from _assignments(inner)
 
 
-def is_installed(file: str) -> bool:
-    """Whether a file comes with Python, with a package, or with ATLAS."""
-    path = Path(file)
-    packaged = {"site-packages", "dist-packages"} & set(path.parts)
-    return bool(packaged) or path.is_relative_to(PACKAGE) or path.is_relative_to(sysconfig.get_path("stdlib"))
+def _targets(statement: Assignment) -> set[str]:
+    """The names that an assignment gives a value."""
+    targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+    return {node.id for target in targets for node in ast.walk(target) if isinstance(node, ast.Name)}

@@ -21,14 +21,15 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.export.passes import move_to_device_pass
 
 from atlas.errors import CheckpointError, UsageError
 
 GRAPH = "models/model.json"
-WEIGHTS, CONSTANTS = "data/weights/", "data/constants/"
-CONFIGS = {WEIGHTS: "model_weights_config.json", CONSTANTS: "model_constants_config.json"}
+CONFIGS = {
+    "data/weights/": "model_weights_config.json",
+    "data/constants/": "model_constants_config.json",
+}
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 MARKS = ("archive_format", "archive_version", ".data/version")
 EMPTY: dict[str, Any] = {"metadata": {}, "guards_code": []}
@@ -50,7 +51,10 @@ SIZE = re.compile(
     r"|positive|nonnegative|integer|True)\b|[(),='+* -])*+",
     re.ASCII,
 )
-KINDS = {"name": NAME, "as_name": NAME, "forward_arg_names": NAME} | {
+KINDS = {
+    "name": NAME,
+    "as_name": NAME,
+    "forward_arg_names": NAME,
     "as_string": WORDS,
     "target": TARGET,
     "expr_str": SIZE,
@@ -99,14 +103,13 @@ class Batched(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        fits = x.ndim == len(self.shape) + 1 and all(
-            expected in (None, got) for expected, got in zip(self.shape, x.shape[1:], strict=True)
-        )
-        if not fits:
+        got = x.shape[1:]
+        if len(got) != len(self.shape) or any(
+            a not in (None, b) for a, b in zip(self.shape, got, strict=True)
+        ):
             shape = ", ".join("any" if size is None else str(size) for size in self.shape)
-            raise UsageError(f"images for this model must be [{shape}], got {list(x.shape[1:])}")
-        parts = torch.split(x.to(self.like.dtype), self.most)
-        return torch.cat([self._predict(part) for part in parts]).to(x.dtype)
+            raise UsageError(f"images for this model must be [{shape}], got {list(got)}")
+        return torch.cat([self._predict(part) for part in x.to(self.like.dtype).split(self.most)]).to(x.dtype)
 
     def _predict(self, x: Tensor) -> Tensor:
         filler = x[:1].expand(max(0, self.least - len(x)), *x.shape[1:])
@@ -124,36 +127,29 @@ def load_exported(path: Path, device: torch.device | str = "cpu") -> Batched:
         raise CheckpointError(
             f"{path} is not a torch.export archive that torch {torch.__version__} can load: {error}"
         ) from error
-    return _batched(path, program, torch.device(device), hashlib.sha256(data).hexdigest())
-
-
-def _batched(path: Path, program: ExportedProgram, device: torch.device, sha256: str) -> Batched:
     inputs = [n for n in program.graph.nodes if n.name in program.graph_signature.user_inputs]
-    if len(inputs) != 1 or not isinstance(inputs[0].meta.get("val"), torch.Tensor):
+    if len(inputs) != 1 or not isinstance(inputs[0].meta.get("val"), Tensor):
         raise CheckpointError(f"{path} must take one tensor of images, got {len(inputs)} inputs")
     if not program.call_spec.out_spec.is_leaf():
         raise CheckpointError(
             f"{path} must return one tensor of logits, got a {program.call_spec.out_spec.type}"
         )
-    if device.type != "cpu":
-        program = move_to_device_pass(program, device)
     image = inputs[0].meta["val"]
     batch, *shape = image.shape
-    fixed = tuple(size if isinstance(size, int) else None for size in shape)
-    return Batched(program.module(), fixed, image.dtype, _sizes(path, program, batch), sha256)
-
-
-def _sizes(path: Path, program: ExportedProgram, batch: int | torch.SymInt) -> tuple[int, int]:
-    """The least and the largest batch that the program takes."""
     if isinstance(batch, int):
-        return batch, batch
-    if not batch.node.expr.is_symbol:
+        sizes = batch, batch
+    elif batch.node.expr.is_symbol:
+        allowed = program.range_constraints[batch.node.expr]
+        sizes = max(1, int(allowed.lower)), int(min(allowed.upper, ANY_BATCH[1]))
+    else:
         raise CheckpointError(
             f"{path} must take batches of a fixed size or of a range, got {batch} images: export it with "
             'dynamic_shapes=({0: torch.export.Dim("batch")},)'
         )
-    allowed = program.range_constraints[batch.node.expr]
-    return max(1, int(allowed.lower)), int(min(allowed.upper, torch.iinfo(torch.int64).max))
+    if torch.device(device).type != "cpu":
+        program = move_to_device_pass(program, device)
+    fixed = [size if isinstance(size, int) else None for size in shape]
+    return Batched(program.module(), fixed, image.dtype, sizes, hashlib.sha256(data).hexdigest())
 
 
 def _plain(path: Path, data: bytes) -> io.BytesIO:
@@ -167,8 +163,8 @@ def _plain(path: Path, data: bytes) -> io.BytesIO:
             records[folder + config] = old.read(f"{root}/{folder}{config}")
             for name in _tensors(path, records[folder + config]):
                 records[folder + name] = old.read(f"{root}/{folder}{name}")
-    graph = _checked(path, json.loads(records[GRAPH]))
-    records |= {GRAPH: json.dumps(graph).encode(), SAMPLE_INPUTS: b""}
+    records[GRAPH] = json.dumps(_checked(path, json.loads(records[GRAPH]))).encode()
+    records[SAMPLE_INPUTS] = b""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as new:
         for name, record in records.items():
@@ -194,9 +190,7 @@ def _checked(path: Path, value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         for name in value:
             _check_text(path, "expr_str" if key == "range_constraints" else "", name)
-        return {
-            name: EMPTY.get(name) if name in EMPTY else _checked(path, v, name) for name, v in value.items()
-        }
+        return {k: EMPTY[k] if k in EMPTY else _checked(path, v, k) for k, v in value.items()}
     if isinstance(value, list):
         return [_checked(path, v, key) for v in value]
     if isinstance(value, str):
@@ -205,11 +199,8 @@ def _checked(path: Path, value: Any, key: str = "") -> Any:
 
 
 def _check_text(path: Path, key: str, text: str) -> None:
-    if key in ("in_spec", "out_spec"):
-        fine = _is_plain(json.loads(text)[1])
-    else:
-        fine = bool(KINDS.get(key, DOTTED).fullmatch(text))
-    if not fine:
+    spec = key in ("in_spec", "out_spec")
+    if not (_is_plain(json.loads(text)[1]) if spec else KINDS.get(key, DOTTED).fullmatch(text)):
         raise CheckpointError(
             f"{path} has {text[:80]!r} as {key or 'a name'}, which no model needs and which could run when "
             "loaded: if you trust it, load it yourself and pass the module"
@@ -230,7 +221,21 @@ def _is_plain(spec: dict[str, Any]) -> bool:
 
 def load_onnx(path: Path, device: torch.device | str = "cpu") -> Batched:
     """The model of an ONNX file with one input, images [B, ...], and one output, logits [B, C]."""
-    session = _session(path, torch.device(device))
+    try:
+        onnxruntime = import_module("onnxruntime")
+    except ImportError as error:
+        raise UsageError(
+            f"{path}: ONNX files need onnxruntime ({error}): pip install 'atlas-robust[onnx]'"
+        ) from error
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    device = torch.device(device)
+    cuda = device.type == "cuda" and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+    fast = [("CUDAExecutionProvider", {"device_id": device.index or 0})] if cuda else []
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, [*fast, ("CPUExecutionProvider", {})])
+    except Exception as error:  # its errors have no common base
+        raise CheckpointError(f"{path} is not an ONNX file that onnxruntime can load: {error}") from error
     inputs, outputs = session.get_inputs(), session.get_outputs()
     if len(inputs) != 1 or len(outputs) != 1:
         names = [", ".join(value.name for value in values) for values in (inputs, outputs)]
@@ -252,24 +257,6 @@ def load_onnx(path: Path, device: torch.device | str = "cpu") -> Batched:
     batch, *image = (size if isinstance(size, int) else None for size in shape)
     sizes = ANY_BATCH if batch is None else (batch, batch)
     return Batched(predict, image, dtype, sizes, _sha256_with_data(path))
-
-
-def _session(path: Path, device: torch.device) -> Any:
-    try:
-        onnxruntime = import_module("onnxruntime")
-    except ImportError as error:
-        raise UsageError(
-            f"{path}: ONNX files need onnxruntime ({error}): pip install 'atlas-robust[onnx]'"
-        ) from error
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()
-    fast = [("CUDAExecutionProvider", {"device_id": device.index or 0})] if device.type == "cuda" else []
-    known = onnxruntime.get_available_providers()
-    providers = [each for each in [*fast, ("CPUExecutionProvider", {})] if each[0] in known]
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=providers)
-    except Exception as error:  # its errors have no common base
-        raise CheckpointError(f"{path} is not an ONNX file that onnxruntime can load: {error}") from error
 
 
 def _sha256_with_data(path: Path) -> str:

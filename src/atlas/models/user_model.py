@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from atlas.config import import_object
-from atlas.errors import UsageError, is_ctrl_c
+from atlas.errors import UsageError, user_code_errors
 from atlas.models.networks import Shape
 
 Make = Callable[[int, Shape], nn.Module]
@@ -26,35 +26,16 @@ def user_model(name: str) -> Make:
         raise UsageError(f"model {name!r} must be {_EXPECTED}, got a {type(factory).__name__}")
 
     def make(num_classes: int, shape: Shape) -> nn.Module:
-        arguments = _accepted(name, factory, {"num_classes": num_classes, "shape": shape})
-        try:
-            model = factory(**arguments)
-        except (Exception, SystemExit) as error:  # a user's factory can raise anything
-            if is_ctrl_c(error):
-                raise
-            raise UsageError(f"model {name!r} failed with {type(error).__name__}: {error}") from error
+        with user_code_errors(f"model {name!r}", UsageError, f"; it must be {_EXPECTED}"):
+            taken = inspect.signature(factory).parameters
+            everything = any(each.kind is each.VAR_KEYWORD for each in taken.values())
+            offered = {"num_classes": num_classes, "shape": shape}
+            model = factory(**{key: value for key, value in offered.items() if everything or key in taken})
         if not isinstance(model, nn.Module):
             raise UsageError(f"model {name!r} must be {_EXPECTED}, but it made a {type(model).__name__}")
         return model
 
     return make
-
-
-def _accepted(name: str, factory: Callable[..., object], offered: dict[str, object]) -> dict[str, object]:
-    """The offered arguments that the factory takes by name."""
-    try:
-        signature = inspect.signature(factory)
-    except ValueError as error:  # a function of C
-        raise UsageError(f"model {name!r} must be {_EXPECTED}, but it has no signature: {error}") from error
-    kinds = {key: parameter.kind for key, parameter in signature.parameters.items()}
-    everything = inspect.Parameter.VAR_KEYWORD in kinds.values()
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    taken = {key: value for key, value in offered.items() if everything or kinds.get(key) in by_name}
-    try:
-        signature.bind(**taken)
-    except TypeError as error:
-        raise UsageError(f"model {name!r} must be {_EXPECTED}, but it takes {signature}: {error}") from error
-    return taken
 
 
 class Output(nn.Module):

@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -45,49 +44,40 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         with path.open("rb") as file:  # safetensors reports every file that it cannot open as missing
             if path.suffix.lower() == ".safetensors":
                 return load_file(path)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about protocols and TorchScript; errors say it again
+            with warnings.catch_warnings(action="ignore"):  # about protocols; errors say it again
                 found = torch.load(file, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise _refused(path, str(error)) from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
     except Exception as error:  # a damaged archive or pickle can raise anything
-        if "TorchScript" in str(error):
-            raise CheckpointError(
-                f"{path} is a TorchScript archive, expected weights: save model.state_dict(), or export the "
-                "model with torch.export.save(torch.export.export(model, (x,)), 'model.pt2')"
-            ) from error
-        first = str(error).partition(".")[0]
-        raise CheckpointError(f"{path} cannot be read: {type(error).__name__}: {first}") from error
-    return _state_dict(path, found)
-
-
-def _refused(path: Path, message: str) -> CheckpointError:
-    """The error for a pickle that names classes or functions, or is none of torch's."""
-    named = re.search(r"GLOBAL (\S+)", message)
-    if named is None:
-        return CheckpointError(f"{path} cannot be read: it is damaged, or was not written by torch.save")
-    return CheckpointError(
-        f"{path} holds {named[1]} beside tensors, and loading that could run code, so it was not loaded. If "
-        "you trust the file, load it yourself with torch.load(..., weights_only=False) and save only its "
-        "weights: torch.save(model.state_dict(), path)"
-    )
-
-
-def _state_dict(path: Path, found: Any) -> dict[str, Tensor]:
-    """The state dict itself, or under one of the usual keys."""
+        raise CheckpointError(f"{path} {_problem(error)}") from error
     for table in (found, *(found.get(key) for key in INSIDE if isinstance(found, Mapping))):
         if isinstance(table, Mapping) and table and all(isinstance(v, Tensor) for v in table.values()):
             return {str(key): tensor for key, tensor in table.items()}
+    holds = f"a {type(found).__name__}"
     if isinstance(found, Mapping):
         holds = f"keys {_some([*map(str, found)])}" if found else "an empty dict"
-    else:
-        holds = f"a {type(found).__name__}"
     raise CheckpointError(
         f"{path} holds {holds}, expected a state dict, or one under {', '.join(map(repr, INSIDE))}: save it "
         "with torch.save(model.state_dict(), path)"
     )
+
+
+def _problem(error: Exception) -> str:
+    """Why a weights file could not be read."""
+    if isinstance(error, SafetensorError | OSError):
+        return f"cannot be read: {error}"
+    if named := re.search(r"GLOBAL (\S+)", str(error)):
+        return (
+            f"holds {named[1]} beside tensors, and loading that could run code, so it was not loaded. If you "
+            "trust the file, load it yourself with torch.load(..., weights_only=False) and save only its "
+            "weights: torch.save(model.state_dict(), path)"
+        )
+    if isinstance(error, UnpicklingError):
+        return "cannot be read: it is damaged, or was not written by torch.save"
+    if "TorchScript" in str(error):
+        return (
+            "is a TorchScript archive, expected weights: save model.state_dict(), or export the model with "
+            "torch.export.save(torch.export.export(model, (x,)), 'model.pt2')"
+        )
+    return f"cannot be read: {type(error).__name__}: {str(error).partition('.')[0]}"
 
 
 def normalization_of(tensors: Mapping[str, Tensor]) -> Normalization | None:
@@ -108,20 +98,21 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, na
     """
     if [*dict(model.named_children())] == ["normalize", "net"] and normalization_of(tensors) is None:
         model = model.get_submodule("net")
-    wanted = {key: tensor.shape for key, tensor in model.state_dict().items()}
-    tensors = next((form for form in _unwrapped(tensors) if set(form) & set(wanted)), tensors)
-    wrong = [key for key, tensor in tensors.items() if key in wanted and tensor.shape != wanted[key]]
-    if wrong:
-        missing, unexpected = [k for k in wanted if k not in tensors], [k for k in tensors if k not in wanted]
-    else:
+    expected = {key: tensor.shape for key, tensor in model.state_dict().items()}
+    tensors = next((form for form in _unwrapped(tensors) if set(form) & set(expected)), tensors)
+    shapes = [
+        f"{key} is {list(tensor.shape)} in the file, {list(expected[key])} in the model"
+        for key, tensor in tensors.items()
+        if key in expected and tensor.shape != expected[key]
+    ]
+    missing, unexpected = [], []
+    if not shapes:
         try:
             missing, unexpected = model.load_state_dict(tensors, strict=False)
         except RuntimeError as error:
             raise CheckpointError(f"{path} does not fit the model {name!r}: {error}") from error
-    shapes = [f"{k} is {list(tensors[k].shape)} in the file, {list(wanted[k])} in the model" for k in wrong]
     problems = {"shapes differ": shapes, "missing keys": missing, "unexpected keys": unexpected}
-    said = [f"{what}: {_some(names)}" for what, names in problems.items() if names]
-    if said:
+    if said := [f"{what}: {_some(names)}" for what, names in problems.items() if names]:
         raise CheckpointError(
             f"{path} does not fit the model {name!r}: {'; '.join(said)}. Name the model that the weights are "
             "of; it is built for the image size and the classes of the data"

@@ -137,8 +137,7 @@ def read_run(path: Path, given: Given = Given()) -> ReportedModel:
     commit = origin(path).get("commit")
     model = _model(folder, settings, given) if folder.best_path.exists() else None
     weights = source.fingerprint(model) if model is not None else None
-    former = source.former_fingerprint(model) if model is not None else None
-    evaluations, notes = evaluations_of(path, weights, former)
+    evaluations, notes = evaluations_of(path, weights)
     if not folder.best_path.exists():
         notes.insert(0, f"{folder.best_path.name} is missing, so the model cannot be attacked")
     if folder.not_finite_path.exists():
@@ -325,19 +324,17 @@ EVALUATIONS = "evaluations"
 """The folder in which `atlas evaluate` puts evaluations."""
 
 
-def evaluations_of(
-    path: Path, weights: str | None, former: str | None
-) -> tuple[dict[str, Report], list[str]]:
+def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
     """The finished evaluations of these weights, in the run's folder or beside it, and notes on the others.
 
-    `weights` is the fingerprint of the model, and `former` the one that older versions gave it.
+    `weights` is the fingerprint of the model.
     """
     found, notes = dict[str, Report](), []
     for folder in Run(path).evaluations():
         report = _finished(folder)
         if report is None:
             notes.append(unfinished(folder))
-        elif weights is not None and report.about["model"] not in (weights, former):
+        elif weights is not None and report.about["model"] != weights:
             notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
         else:
             found[folder.name] = report
@@ -345,7 +342,7 @@ def evaluations_of(
     reproduced = path.parent.parent / EVALUATIONS / path.name
     beside = sorted([*path.parent.glob(f"*/{SUMMARY}"), *reproduced.glob(f"*/{SUMMARY}")])
     for folder in (place.parent for place in beside) if weights is not None else ():
-        if {weights, former} & _models_of(folder) and (report := _finished(folder)):
+        if weights in _models_of(folder) and (report := _finished(folder)):
             found[folder.name] = report
     if found and weights is None:
         notes.append("without the weights it is not known whether its evaluations are of them")

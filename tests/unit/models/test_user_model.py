@@ -90,7 +90,10 @@ def test_its_weights_are_a_function_of_the_seed_and_it_can_be_normalized() -> No
     [
         ("mine_pkg.nets:bothh", "did you mean 'both'"),
         ("mine_pkg.nets:not_a_model", "must be a function or class .* but it made a dict"),
-        ("mine_pkg.nets:needs_more", "missing a required argument: 'width'"),
+        (
+            "mine_pkg.nets:needs_more",
+            "missing 1 required .*'width'; it must be a function",
+        ),
         ("mine_pkg.nets:ready", "must be a function .* got a Sequential"),
         ("mine_pkg.nets:number", "must be a function .* got a int"),
         ("mine_pkg.nett:both", "No module named 'mine_pkg.nett'.*importable from"),

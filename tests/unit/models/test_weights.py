@@ -44,7 +44,7 @@ def test_a_state_dict_of_torch_save(form: str, suffix: str, tmp_path: Path) -> N
     torch.save(FORMS[form](net.state_dict()), tmp_path / f"old.{suffix}")
     loaded = load(tmp_path / f"old.{suffix}", name="cnn-small")
     tolerance = 1e-2 if form == "half" else 0.0
-    torch.testing.assert_close(loaded.model(X), net(X), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(loaded(X), net(X), rtol=tolerance, atol=tolerance)
 
 
 def test_a_model_may_be_called_as_a_wrapper_is(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_the_normalisation_of_a_run_is_found(prefix: str, tmp_path: Path) -> Non
     torch.save(wrapped(prefix)(net.state_dict()), tmp_path / "old.pth")
     mean, std = normalization_of(read_weights(tmp_path / "old.pth")) or ((), ())
     assert (*mean, *std) == pytest.approx((0.13, 0.31))
-    torch.testing.assert_close(load(tmp_path / "old.pth", name="cnn-small").model(X), net(X))
+    torch.testing.assert_close(load(tmp_path / "old.pth", name="cnn-small")(X), net(X))
 
 
 class Evil:
