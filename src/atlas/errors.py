@@ -172,5 +172,6 @@ def _line_of(error: BaseException) -> str:
 def is_installed(file: str) -> bool:
     """Whether a file comes with Python, with a package, or with ATLAS."""
     path = Path(file)
+    ours, standard = Path(__file__).parent, sysconfig.get_path("stdlib")
     packaged = bool({"site-packages", "dist-packages"} & set(path.parts))
-    return packaged or any(map(path.is_relative_to, (Path(__file__).parent, sysconfig.get_path("stdlib"))))
+    return packaged or path.is_relative_to(ours) or path.is_relative_to(standard)

@@ -109,7 +109,8 @@ class Batched(nn.Module):
         ):
             shape = ", ".join("any" if size is None else str(size) for size in self.shape)
             raise UsageError(f"images for this model must be [{shape}], got {list(got)}")
-        return torch.cat([self._predict(part) for part in x.to(self.like.dtype).split(self.most)]).to(x.dtype)
+        parts = torch.split(x.to(self.like.dtype), self.most)
+        return torch.cat([self._predict(part) for part in parts]).to(x.dtype)
 
     def _predict(self, x: Tensor) -> Tensor:
         filler = x[:1].expand(max(0, self.least - len(x)), *x.shape[1:])
