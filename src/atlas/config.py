@@ -75,11 +75,13 @@ def check_fields(value: Any, where: str | None = None) -> None:
     fields are said to belong to, by default the class.
     """
     kind: Any = type(value)
-    for name, expected in _field_types(kind).items():
-        given = getattr(value, name)
-        plain = _parse(given, expected, {}, _path(kind.__name__ if where is None else where, name))
+    types_of = _types(kind)
+    for f in fields(kind) if is_dataclass(kind) else ():
+        given = getattr(value, f.name)
+        expected = types_of.get(f.name, Any)
+        plain = _parse(given, expected, {}, _path(kind.__name__ if where is None else where, f.name))
         if plain is not given:
-            object.__setattr__(value, name, plain)
+            object.__setattr__(value, f.name, plain)
 
 
 def check_arguments(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -101,14 +103,6 @@ def check_arguments(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
         return checked
 
     return decorate
-
-
-@cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    types_of = _types(kind)
-    return (
-        {f.name: types_of[f.name] for f in fields(kind) if f.name in types_of} if is_dataclass(kind) else {}
-    )
 
 
 @cache
@@ -146,11 +140,7 @@ def _path(where: str, key: str) -> str:
 
 
 def import_object(kind: str, name: str) -> Any:
-    """The object called ``module.path:name``, from the working folder or an installed package.
-
-    Raises:
-        UsageError: The module cannot be imported, or does not have it. `kind` says what it is for.
-    """
+    """The object called ``module.path:name``, from the working folder or an installed package."""
     path, _, attribute = name.partition(":")
     folder = os.getcwd()
     if folder not in sys.path:

@@ -158,13 +158,8 @@ def present(name: str, train: bool, root: Path) -> Location | None:
 
 
 def find(name: str, train: bool, root: Path) -> Location:
-    """The first location where all files of this half exist.
-
-    Raises:
-        DataError: There is none; the message lists what is missing.
-    """
-    location = present(name, train, root)
-    if location is not None:
+    """The first location where all files of this half exist; else an error that lists what is missing."""
+    if location := present(name, train, root):
         return location
     options = list(locations(name, train, root))
     nearest = max(options, key=lambda location: sum(path.is_file() for path, _ in location.files))

@@ -36,21 +36,9 @@ def load(
 ) -> nn.Module:
     """The model that `what` names, in eval mode: weights, a torch.export archive, an ONNX file or a factory.
 
-    It maps images [B, C, H, W] in [0, 1] to logits [B, classes], for any B. For a run's folder use
-    `atlas.load_model`.
-
-    Args:
-        what: The file, or ``module.path:factory``.
-        name: The model that the weights are of.
-        num_classes: Of the data set.
-        shape: (C, H, W) of an image of the data set.
-        normalize: (mean, std), or a standard name such as "imagenet", for a model that does not normalise.
-        output: The place or the key of the logits among several outputs.
-        device: Where it is put.
-
-    Raises:
-        UsageError: There is no such model, or the options do not fit it.
-        CheckpointError: The file cannot be read.
+    It maps images [B, C, H, W] in [0, 1] to logits [B, classes], for any B. `name` is the model that weights
+    are of, `normalize` is for a model that does not normalise, and `output` is the place or the key of the
+    logits among several outputs. For a run's folder use `atlas.load_model`.
     """
     path, kind, device = Path(what), Path(what).suffix.lower(), torch.device(device)
     if kind in (*SUFFIXES, *WHOLE):

@@ -31,10 +31,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
     Pickles are read by torch's restricted unpickler, which makes tensors and plain containers and calls
     nothing that a file names.
-
-    Raises:
-        UsageError: there is no such file, or it has another kind of name.
-        CheckpointError: the file cannot be read, or holds more than weights.
     """
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"weights must be in a file called *{', *'.join(SUFFIXES)}, got {path}")
@@ -92,9 +88,6 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], path: Path, na
     """Fill the model called `name` with the tensors of the file.
 
     Where `build` has put a normalisation before the network and the file has none, it fills the network.
-
-    Raises:
-        CheckpointError: keys are missing or unexpected, or shapes differ.
     """
     if [*dict(model.named_children())] == ["normalize", "net"] and normalization_of(tensors) is None:
         model = model.get_submodule("net")
