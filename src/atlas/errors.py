@@ -144,20 +144,18 @@ def model_errors(where: str, remedy: str) -> Iterator[None]:
         yield
     except AtlasError:
         raise
-    except SystemExit as error:  # which would end the process as if there were a result
+    except (Exception, SystemExit) as error:  # sys.exit would end the process as if there were a result
         if is_ctrl_c(error):
             raise
-        raise ModelError(
-            f"the model called sys.exit({error.code!r}) {where} ({_line_of(error)}). Fix the model and start "
-            "again: what was saved before is intact"
-        ) from error
-    except Exception as error:  # a model can raise anything
         first = str(error).partition("\n")[0]
         if is_out_of_memory(error):
             raise OutOfMemoryError(f"out of memory {where}: {first}. {remedy}") from error
+        what, why = f"raised {type(error).__name__}", f": {first}"
+        if isinstance(error, SystemExit):
+            what, why = f"called sys.exit({error.code!r})", ""
         raise ModelError(
-            f"the model raised {type(error).__name__} {where}: {first} ({_line_of(error)}). Fix the model "
-            "and start again: what was saved before is intact"
+            f"the model {what} {where}{why} ({_line_of(error)}). Fix the model and start again: what was "
+            "saved before is intact"
         ) from error
 
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from atlas.attacks import APGD, FGSM, PGD
 from atlas.cli.train import setting
@@ -417,10 +415,6 @@ def test_a_file_that_changes_a_name_drops_it_too(tmp_path: Path) -> None:
     assert RunConfig.of(load_preset(str(path))[1]).method == Adv(PGD(steps=5, step_size=0.01))
 
 
-def config(preset: str = "mnist-atlas-1") -> dict[str, Any]:
-    return RunConfig.of(load_preset(preset)[1]).table()
-
-
 @pytest.mark.parametrize("preset", names())
 def test_every_preset_survives_the_round_trip(preset: str) -> None:
     made = RunConfig.of({"data": "mine.npz", "model": "cnn", **load_preset(preset)[1]})
@@ -429,66 +423,3 @@ def test_every_preset_survives_the_round_trip(preset: str) -> None:
     assert RunConfig.of(made.table()).table() == table
     assert fingerprint(json.loads(json.dumps(table))) == fingerprint(table)
     assert differences(table, RunConfig.of(table).table()) == []
-
-
-def leaves(table: dict[str, Any], where: str = "") -> list[str]:
-    """The dotted names of everything in a table."""
-    found = []
-    for key, value in table.items():
-        name = f"{where}.{key}" if where else key
-        found += [name, *leaves(value, name)] if isinstance(value, dict) else [name]
-    return found
-
-
-values = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(-5, 5),
-        st.integers(),
-        st.floats(),
-        st.text(max_size=8),
-        st.sampled_from(
-            ["8/255", "1/0", "inf", "nan", "-1", "exact", "kl", "linf", "pgd", "atlas_l", "1e999"]
-        ),
-    ),
-    lambda below: st.one_of(
-        st.lists(below, max_size=3),
-        st.dictionaries(st.sampled_from(["name", "attack", "steps", "alpha", "", "x"]), below, max_size=3),
-    ),
-    max_leaves=6,
-)
-PRESETS = ["mnist-atlas-1", "mnist-jac", "cifar10-trades-10", "cifar100-atlas-l-1", "cifar10-trades-jac-1"]
-TABLES = {name: config(name) for name in PRESETS}
-changes = st.sampled_from(PRESETS).flatmap(
-    lambda name: st.tuples(
-        st.just(name),
-        st.lists(
-            st.tuples(st.one_of(st.sampled_from(leaves(TABLES[name])), st.text("abc.", max_size=9)), values),
-            min_size=1,
-            max_size=3,
-        ),
-    )
-)
-
-
-@settings(deadline=None, derandomize=True, max_examples=500)
-@given(changes)
-def test_a_changed_configuration_builds_or_says_why(case: tuple[str, list[tuple[str, Any]]]) -> None:
-    """Whatever is put anywhere: a UsageError in words, or a configuration that survives the round trip."""
-    table = TABLES[case[0]]
-    for key, value in case[1]:
-        table = override(table, key, value)
-    try:
-        made = RunConfig.of(table)
-    except UsageError:
-        return
-    assert RunConfig.of(made.table()) == made
-    fingerprint(made.table())
-
-
-@settings(deadline=None, derandomize=True, max_examples=200)
-@given(st.one_of(values, st.dictionaries(st.one_of(st.text(max_size=5), st.integers()), values, max_size=4)))
-def test_nonsense_is_refused(table: Any) -> None:
-    with pytest.raises(UsageError):
-        build(RunConfig, table, {})

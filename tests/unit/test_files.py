@@ -159,14 +159,6 @@ def test_any_other_name_will_do(tmp_path: Path, name: str) -> None:
         write_atomic(tmp_path / name / "file", b"")
 
 
-def test_a_name_of_300_characters_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    with (
-        pytest.raises(DiskError, match="File name too long; choose another folder"),
-        locked(tmp_path / ("x" * 300)),
-    ):
-        pass
-
-
 def test_two_processes_may_write_one_file(tmp_path: Path) -> None:
     """Each read is of a whole write of one of them, and no write fails."""
     path = tmp_path / "file"

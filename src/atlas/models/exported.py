@@ -26,10 +26,7 @@ from torch.export.passes import move_to_device_pass
 from atlas.errors import CheckpointError, UsageError
 
 GRAPH = "models/model.json"
-CONFIGS = {
-    "data/weights/": "model_weights_config.json",
-    "data/constants/": "model_constants_config.json",
-}
+CONFIGS = {"data/weights/": "model_weights_config.json", "data/constants/": "model_constants_config.json"}
 SAMPLE_INPUTS = "data/sample_inputs/model.pt"
 MARKS = ("archive_format", "archive_version", ".data/version")
 EMPTY: dict[str, Any] = {"metadata": {}, "guards_code": []}
@@ -61,11 +58,7 @@ KINDS = {
 }
 """What the text under a key of the graph may be; under any other, names with dots."""
 CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
-DTYPES = {
-    "tensor(float)": torch.float32,
-    "tensor(double)": torch.float64,
-    "tensor(float16)": torch.float16,
-}
+DTYPES = {"tensor(float)": torch.float32, "tensor(double)": torch.float64, "tensor(float16)": torch.float16}
 LOCATION = re.compile(rb"\x0a\x08location\x12(?P<length>[\x01-\x7f])")
 """Where a tensor of an ONNX file names its data file: a key, and the length of the name that follows."""
 ANY_BATCH = (1, torch.iinfo(torch.int64).max)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
 import runpy
@@ -16,7 +15,6 @@ import torch
 from atlas.data import load
 from atlas.data.readers import PARSERS, format_idx, parse_idx, safe_unpickle
 from atlas.data.store import EMBEDDED, SOURCES, File, Form, home
-from atlas.errors import DataError
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "src" / "atlas" / "data"
@@ -103,20 +101,6 @@ def test_real_mnist(data_root: Path, train: bool) -> None:
         (mean,), (std,) = images.stats()
         assert (round(mean, 4), round(std, 4)) == (0.1307, 0.3081)
         assert images.y[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-
-
-def test_real_mnist_compressed(data_root: Path, tmp_path: Path) -> None:
-    """Our compression is not the publisher's, so the file is right inside and refused outside."""
-    raw = data_root / "MNIST" / "raw"
-    names = [file.name for file in SOURCES["mnist"].forms[0].test]
-    if not all((raw / name).is_file() for name in names):
-        pytest.skip("MNIST is here in compressed form only")
-    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
-    for name in names:
-        packed = gzip.compress((raw / name).read_bytes(), 1)
-        (tmp_path / "MNIST" / "raw" / f"{name}.gz").write_bytes(packed)
-    with pytest.raises(DataError, match=r"t10k-images-idx3-ubyte\.gz: expected 1648877 bytes"):
-        load("mnist", train=False, root=tmp_path)
 
 
 def test_the_embedded_set_can_be_made_again_from_the_real_one(data_root: Path) -> None:

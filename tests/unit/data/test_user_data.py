@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from atlas.data import load
@@ -272,11 +271,6 @@ def test_a_named_set_wins_over_a_folder_unless_it_is_a_path(
     assert len(load("mnist-mini")) == 8000
     assert len(load("./mnist-mini")) == 1
     assert len(load(Path("mnist-mini"))) == 1
-
-
-def test_the_pixels_are_writable_memory_of_their_own(tmp_path: Path) -> None:
-    images = load(write_images(tmp_path / "own", {"a/1.png": COLOUR[0]}))
-    assert torch.equal(images.pixels(), torch.from_numpy(X[:1]).float() / 255)
 
 
 # --- a part held out as test images ---

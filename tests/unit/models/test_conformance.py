@@ -135,12 +135,6 @@ def test_double_backward_agrees_with_a_finite_difference(name: str) -> None:
     assert slope == pytest.approx((moved(step) - moved(-step)) / (2 * step), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", ["cnn-small", "wrn-10-1"])
-def test_gradgradcheck(name: str) -> None:
-    model, x = tiny(name, channels=1).double().eval(), tiny_batch(name, 2, channels=1).double()
-    assert torch.autograd.gradgradcheck(model, x.requires_grad_(), atol=1e-6)
-
-
 @every_model
 def test_train_mode_can_be_differentiated_twice(name: str) -> None:
     model, x = tiny(name), tiny_batch(name, 4)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -149,55 +147,9 @@ def test_a_fingerprint_is_of_layers_weights_and_buffers() -> None:
     assert len(set(prints)) == 5
     assert fingerprint(net(nn.ReLU())) == prints[0]
     assert all(len(text) == 64 for text in prints)
-
-
-LAYER = """
-import torch
-
-class Masked(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("levels", torch.tensor(LEVELS), persistent=False)
-
-    def forward(self, x):
-        return ROUNDED
-"""
-
-
-def test_a_fingerprint_is_of_one_s_own_code_and_of_buffers_that_are_not_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Who mends a masked gradient changes neither weights nor answers."""
-    monkeypatch.syspath_prepend(tmp_path)
-    hard, soft = "(x * self.levels).round()", "x * self.levels + ((x * self.levels).round() - x).detach()"
-    prints = []
-    for k, (levels, rounded) in enumerate([("8.0", hard), ("8.0", soft), ("9.0", hard)]):
-        text = LAYER.replace("LEVELS", levels).replace("ROUNDED", rounded)
-        (tmp_path / f"layer{k}.py").write_text(text)
-        prints.append(fingerprint(importlib.import_module(f"layer{k}").Masked()))
-    assert len(set(prints)) == 3
-    assert fingerprint(importlib.import_module("layer0").Masked()) == prints[0]
-    changed = importlib.import_module("layer0").Masked()
-    changed.levels += 1
-    assert fingerprint(changed) != prints[0]
-
-
-@pytest.mark.parametrize("taken", ["from MODULE import rounded", "import MODULE\nrounded = MODULE.rounded"])
-def test_a_fingerprint_is_of_the_code_that_a_layer_takes_from_elsewhere(
-    taken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    code = LAYER.replace("LEVELS", "8.0").replace("ROUNDED", "rounded(x)")
-    (tmp_path / "theirs.py").write_text(f"{taken.replace('MODULE', 'defence')}\n{code}")
-    prints = []
-    for way in ("x.round()", "x + (x.round() - x).detach()"):
-        (tmp_path / "defence.py").write_text(f"def rounded(x):\n    return {way}\n")
-        for module in ("theirs", "defence"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
-        linecache.clearcache()
-        importlib.invalidate_caches()
-        prints.append(fingerprint(importlib.import_module("theirs").Masked()))
-    assert prints[0] != prints[1]
+    unsaved = net(nn.ReLU())
+    unsaved.register_buffer("levels", torch.tensor(8.0), persistent=False)
+    assert fingerprint(unsaved) != prints[0]
 
 
 @pytest.mark.parametrize(

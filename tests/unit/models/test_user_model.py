@@ -63,8 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
-    ("factory", "classes"),
-    [("both", 4), ("only_classes", 4), ("nothing", 6), ("everything", 4), ("Net", 4)],
+    ("factory", "classes"), [("both", 4), ("only_classes", 4), ("nothing", 6), ("everything", 4), ("Net", 4)]
 )
 def test_a_factory_is_given_what_its_signature_takes(factory: str, classes: int) -> None:
     model = build(f"mine_pkg.nets:{factory}", num_classes=4, shape=(3, 4, 4))
@@ -90,10 +89,7 @@ def test_its_weights_are_a_function_of_the_seed_and_it_can_be_normalized() -> No
     [
         ("mine_pkg.nets:bothh", "did you mean 'both'"),
         ("mine_pkg.nets:not_a_model", "must be a function or class .* but it made a dict"),
-        (
-            "mine_pkg.nets:needs_more",
-            "missing 1 required .*'width'; it must be a function",
-        ),
+        ("mine_pkg.nets:needs_more", "missing 1 required .*'width'; it must be a function"),
         ("mine_pkg.nets:ready", "must be a function .* got a Sequential"),
         ("mine_pkg.nets:number", "must be a function .* got a int"),
         ("mine_pkg.nett:both", "No module named 'mine_pkg.nett'.*importable from"),
