@@ -22,7 +22,8 @@ threat = atlas.Linf(0.1)  # each pixel may change by 0.1, in units of [0, 1]
 # %% [markdown]
 # ## Train
 # One-step ATLAS: the cross-entropy at an adversary x' of one gradient step, a local term that makes f
-# flat around x', and a global term that joins x' to x. `fit` takes any `nn.Module` from images in [0, 1] to logits.
+# flat around x', and a global term that joins x' to x. `fit` takes any `nn.Module` from images in
+# [0, 1] to logits.
 
 # %%
 torch.manual_seed(0)
