@@ -43,7 +43,9 @@ def load(name_or_path: str | Path, train: bool = True, root: Path | str | None =
     if isinstance(name_or_path, str) and name in SOURCES:
         if colon and not re.fullmatch("[1-9][0-9]{0,9}", count):
             raise DataError(f"{name_or_path!r} must be NAME:N, such as {name}:1000, for N training images")
-        images = _load_named(name, train, data_root(name, root))
+        source, location = SOURCES[name], find(name, train, data_root(name, root))
+        x, y = PARSERS[location.form.parser](location.read())
+        images = Images(x, y, source.num_classes, name, class_names=source.class_names)
         if colon and train and int(count) > len(images):
             raise DataError(f"{name_or_path}: there are {len(images)} training images")
         return images.subset(slice(int(count))) if colon and train else images
@@ -81,10 +83,3 @@ def _divided(text: str, train: bool, root: Path | str | None) -> Images:
     if not lacks_test_set(name):
         raise DataError(f"{name} has a test set: omit {TEST}{words}")
     return split_test(images, share)[0 if train else 1]
-
-
-def _load_named(name: str, train: bool, root: Path) -> Images:
-    location = find(name, train, root)
-    x, y = PARSERS[location.form.parser](location.read())
-    source = SOURCES[name]
-    return Images(x, y, source.num_classes, name, class_names=source.class_names)
