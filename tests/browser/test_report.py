@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from atlas.reports import page
-from atlas.reports.collect import Epoch, Given, collect
-from atlas.reports.quick_attack import Settings
-from atlas.reports.write import kept, studied
+from atlas.reports import write
+from atlas.reports.collect import Given, collect
+from atlas.reports.gallery import kept_by_model
+from atlas.reports.quick_attack import studied
 from tests.browser.chromium import Chromium, find
 from tests.unit.reports import runs
 from tests.unit.reports import test_comparison as by_hand
@@ -42,7 +42,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = collect(places)
     assert found[0].name.endswith(runs.NASTY)
     out = root / "report.html"
-    text = page.render(found, studied(found, Settings(n=60), progress=False), f"atlas report {runs.NASTY}")
+    text = write.page(found, studied(found, 60, progress=False), f"atlas report {runs.NASTY}")
     out.write_text(text, encoding="utf-8")
     return out
 
@@ -165,7 +165,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = replace(made, results=dict.fromkeys((*labels, "FAB-T", "Square", "RayS 10000"), result))
     names = [f"mnist-quick-atlas-{k}-whose-name-is-rather-long" for k in range(7)]
     out = tmp_path_factory.mktemp("wide") / "wide.html"
-    out.write_text(page.render([by_hand.run(name, made) for name in names], {}, "x"), encoding="utf-8")
+    out.write_text(write.page([by_hand.run(name, made) for name in names], {}, "x"), encoding="utf-8")
     return out
 
 
@@ -194,7 +194,7 @@ def test_the_page_of_an_evaluation_alone_fits_and_shows_its_images(
     model = runs.make_fit(tmp_path / "fit", digits := runs.make_data(tmp_path / "digits.npz"))
     made = runs.evaluated_by_hand(tmp_path / "evaluation", model, digits, save_images=True)
     (found,) = collect([tmp_path / "evaluation"])
-    text = page.render([found], {}, "x", kept([found], Given(data=digits)))
+    text = write.page([found], {}, "x", kept_by_model([found], Given(data=digits)))
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     browser.look(width, 900, phone=width == 390)
     browser.open(tmp_path / "page.html")
@@ -210,11 +210,12 @@ def test_the_page_of_an_evaluation_alone_fits_and_shows_its_images(
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Seven models with long names and a course of training, for charts with their values."""
-    epochs = tuple(Epoch(k + 1, 0.5, 0.9, 100.0, k == 0, False) for k in range(12))
+    rates = {"val_robust": 0.5, "val_clean": 0.9, "jacobian": 100.0}
+    epochs = [{"epoch": k, "best": k == 0, **rates} for k in range(12)]
     names = [f"mnist-quick-atlas-{k}-whose-name-is-rather-long" for k in range(7)]
     made = [replace(by_hand.run(name, by_hand.report(90)), epochs=epochs) for name in names]
     out = tmp_path_factory.mktemp("trained") / "trained.html"
-    out.write_text(page.render(made, {}, "x"), encoding="utf-8")
+    out.write_text(write.page(made, {}, "x"), encoding="utf-8")
     return out
 
 

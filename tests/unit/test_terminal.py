@@ -13,8 +13,7 @@ import pytest
 from rich.table import Table
 
 from atlas.evaluation.run_attack import AttackProgress
-from atlas.reports.quick_attack import StudyProgress
-from atlas.terminal import Terminal
+from atlas.terminal import Terminal, share_bars
 from atlas.training.display import Display
 
 HOSTILE = "a[/] [red]b :cat: \x1b]0;owned\x07\x1b[2J\x9b31m\u202ec\udcff"
@@ -100,9 +99,8 @@ def test_the_bar_of_an_attack(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bar_of_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    display = StudyProgress(1)
-    with display.bars:
-        display.step(HOSTILE, 0.5)
+    with share_bars(Terminal(stderr=True)) as bars:
+        bars.add_task(HOSTILE, total=2, completed=1)
     assert_harmless(capsys.readouterr().err)
 
 

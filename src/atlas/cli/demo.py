@@ -19,8 +19,9 @@ from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.plan import Plan
 from atlas.files import write_atomic
 from atlas.presets import load_preset
-from atlas.reports import page, write
+from atlas.reports import write
 from atlas.reports.collect import collect
+from atlas.reports.quick_attack import studied
 from atlas.training import RunConfig, train
 
 METHODS = {"one-step ADV": "demo-adv-1", "one-step TRADES": "demo-trades-1", "one-step ATLAS": "demo-atlas-1"}
@@ -57,7 +58,7 @@ def demo(out: Annotated[Path, typer.Option(help="Where to write.")] = Path("runs
     rows = [_row(out / name, label, number, test) for number, (label, name) in enumerate(METHODS.items(), 1)]
     write_atomic(out / "demo.json", (json.dumps([asdict(row) for row in rows], indent=2) + "\n").encode())
     runs = collect([out / name for name in METHODS.values()])
-    write_atomic(out / PAGE, page.render(runs, write.studied(runs), "atlas demo").encode())
+    write_atomic(out / PAGE, write.page(runs, studied(runs), "atlas demo").encode())
     title = f"one-step methods: accuracy [95% interval] on {rows[0].clean.n} test images"
     table = Table(
         "", "clean", *ATTACKS, "training", title=title, title_justify="left", box=None, pad_edge=False

@@ -73,10 +73,11 @@ def report(
     which is stored in the run's folder, so the next report is instant. The folder of an
     evaluation holds no model to attack: it gives table, warnings, classes and the images it has kept.
     """
-    from atlas.reports import page, write
+    from atlas.reports import write
     from atlas.reports.collect import Given, collect
+    from atlas.reports.gallery import kept_by_model
     from atlas.reports.plots import save_figures
-    from atlas.reports.quick_attack import Settings, grouped
+    from atlas.reports.quick_attack import grouped, studied
 
     suffix = "" if out is None else out.suffix.lower()
     meant = write.SUFFIXES.get(suffix)
@@ -94,14 +95,14 @@ def report(
         for note in run.notes:
             _say(f"{run.name}: {note}", style="yellow")
     attack = not no_attack and (kind == "html" or plots is not None)
-    studies = write.studied(found, Settings(n, steps), root=root) if attack else {}
+    studies = studied(found, n, steps, root=root) if attack else {}
     if plots is not None:
         files = save_figures(plots, found, grouped(studies))
         _say(f"{len(files)} plots in {plots}")
     if kind == "html":
         out = out or Path("report.html")
-        kept = write.kept([run for run in found if run.name not in studies], given)
-        text = page.render(found, studies, shlex.join(["atlas", *sys.argv[1:]]), kept)
+        kept = kept_by_model([run for run in found if run.name not in studies], given)
+        text = write.page(found, studies, shlex.join(["atlas", *sys.argv[1:]]), kept)
     else:
         text = write.tables(found, kind)
     if out is None:

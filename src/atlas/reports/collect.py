@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -21,30 +20,16 @@ from atlas.evaluation.evaluation_folder import CONFIG, SUMMARY, load_report
 from atlas.files import ORIGIN
 from atlas.methods import Method
 from atlas.models import source
-from atlas.runs import Run
+from atlas.models.weights import normalization_of
+from atlas.runs import Record, Run
 from atlas.threat import Threat
 from atlas.training import RunConfig, Training, load_model
 
-
-@dataclass(frozen=True)
-class Epoch:
-    """The validation after one epoch."""
-
-    number: int
-    """From 1."""
-    robust: float
-    clean: float
-    jacobian: float
-    best: bool
-    """Whether it was the best so far, and its weights were kept."""
-    collapse: bool
-    """Whether the model collapsed in this epoch."""
-    constant: bool = False
-    """Whether every validation image got the same prediction."""
-    majority: float | None = None
-    """The share of the largest class, of imbalanced classes: the accuracy of a constant model."""
-    balanced: float | None = None
-    """The mean of the classes' robust accuracies, of imbalanced classes."""
+EVALUATIONS = "evaluations"
+"""The folder in which `atlas evaluate` puts evaluations."""
+NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
+"""What a report reads of the description of an evaluation."""
+UNFINISHED = "evaluation {} has not finished: run it again to resume it"
 
 
 @dataclass(frozen=True)
@@ -84,19 +69,19 @@ class ReportedModel:
     config_hash: str = ""
     command: str = ""
     commit: str | None = None
-    epochs: tuple[Epoch, ...] = ()
+    epochs: Sequence[Record] = ()
     seconds: float = 0.0
     """Of training, over all starts."""
 
     @property
-    def best(self) -> Epoch | None:
+    def best(self) -> Record | None:
         """The epoch whose weights were kept."""
-        return next((epoch for epoch in reversed(self.epochs) if epoch.best), None)
+        return next((epoch for epoch in reversed(self.epochs) if epoch.get("best")), None)
 
     @property
-    def collapse(self) -> Epoch | None:
+    def collapse(self) -> Record | None:
         """The first epoch of the first collapse."""
-        return next((epoch for epoch in self.epochs if epoch.collapse), None)
+        return next((epoch for epoch in self.epochs if epoch.get("collapse")), None)
 
 
 def collect(paths: Sequence[Path], given: Given = Given()) -> list[ReportedModel]:
@@ -108,88 +93,105 @@ def collect(paths: Sequence[Path], given: Given = Given()) -> list[ReportedModel
     places = list(dict.fromkeys(place for path in paths for place in _evaluations_in(path.resolve())))
     if not places:
         raise UsageError("expected folders of runs or evaluations, such as runs/demo/demo-atlas-1, got none")
-    reports = {place: _finished(place) for place in places if is_evaluation(place)}
-    runs = {place: read_run(place, given) for place in places if place not in reports}
+    reports = {place: _finished(place) for place in places if _is_evaluation(place)}
+    runs = {place: _read_run(place, given) for place in places if place not in reports}
+    of_runs = {report.folder for run in runs.values() for report in run.evaluations.values()}
     found = dict[Path, ReportedModel]()
     for place in places:
         if place in runs:
             found.setdefault(place, runs[place])
-        elif not any(place == known.folder for run in runs.values() for known in run.evaluations.values()):
+        elif place not in of_runs:
             folder = _model_folder(place, reports, runs)
-            known = found.get(folder) or runs.get(folder)
-            found[folder] = _with_evaluation(known or ReportedModel("", folder, {}), place, reports[place])
-    models = [replace(run, name=name) for run, name in zip(found.values(), _names([*found]), strict=True)]
-    _check_used(given, models)
-    return list(map(_with_advice, models))
+            model = found.get(folder) or runs.get(folder) or ReportedModel("", folder, {})
+            found[folder] = _with_evaluation(model, place, reports[place])
+    _check_used(given, [*found.values()])
+    return [_with_advice(model, name) for model, name in zip(found.values(), _names([*found]), strict=True)]
 
 
-def read_run(path: Path, given: Given = Given()) -> ReportedModel:
-    """The run in this folder."""
-    folder = Run(path)
-    if not folder.config_path.is_file():
-        inside = sorted({each.relative_to(path).parts[0] for each in _below(path)})
+def _evaluations_in(path: Path) -> list[Path]:
+    """The evaluations right below a folder that holds nothing else, or the folder itself."""
+    inside = [] if (path / CONFIG).exists() else [each.parent for each in sorted(path.glob(f"*/{CONFIG}"))]
+    return inside if inside and all(map(_is_evaluation, inside)) else [path]
+
+
+def _is_evaluation(path: Path) -> bool:
+    return "attacks" in _table(path / CONFIG)
+
+
+def _table(path: Path) -> dict[str, Any]:
+    """What a JSON file holds; empty where it cannot be read."""
+    with suppress(OSError, ValueError, TypeError, RecursionError):
+        return dict(json.loads(path.read_bytes()))
+    return {}
+
+
+def origin(path: Path) -> dict[str, Any]:
+    """Command and commit of the run, if they were written beside it."""
+    return _table(path / ORIGIN)
+
+
+def _read_run(path: Path, given: Given) -> ReportedModel:
+    run = Run(path)
+    if not run.config_path.is_file():
+        below = [*path.glob(f"*/{CONFIG}"), *path.glob(f"*/*/{CONFIG}")]
+        inside = sorted({place.relative_to(path).parts[0] for place in below})
         hint = f": did you mean {path.name}/*? It has {', '.join(inside[:3])}" if inside else ""
         raise UsageError(
             f"{path} is not the folder of a run or an evaluation: it has no {CONFIG}. Expected "
             f"a folder that `atlas train`, atlas.fit or `atlas evaluate` wrote to{hint}"
         )
-    settings = folder.config
+    settings = run.config
+    # `atlas train` writes all of it, `atlas.fit` neither data nor model, and a custom config what it likes.
+    whole = {"data": "", "model": "", **settings}
+    config = RunConfig.of(whole) if {"method", "threat"} <= settings.keys() else None
+    model = _model(run, settings, given) if run.best_path.exists() else None
+    weights = None if model is None else source.fingerprint(model)
+    evaluations, left_out = _evaluations(path, weights)
     commit = origin(path).get("commit")
-    model = _model(folder, settings, given) if folder.best_path.exists() else None
-    weights = source.fingerprint(model) if model is not None else None
-    evaluations, notes = evaluations_of(path, weights)
-    if not folder.best_path.exists():
-        notes.insert(0, f"{folder.best_path.name} is missing, so the model cannot be attacked")
-    if folder.not_finite_path.exists():
-        notes.insert(0, "training stopped because its numbers were not finite")
-    elif folder.begun and not folder.last_path.exists():
-        notes.insert(0, "training has not finished")
-    if folder.changed_from:
-        notes.insert(0, f"settings were changed during training, from hash {folder.changed_from[-1]}")
     return ReportedModel(
-        name=path.name,
+        name="",
         path=path,
         evaluations=evaluations,
-        notes=tuple(notes),
+        notes=(*_training_notes(run), *left_out),
         weights=weights,
         model=model,
-        **_parts(settings, given),
+        data=(config and config.data) or given.data,
+        architecture=(config and config.model) or given.model,
+        method=config.method if config else None,
+        threat=config.threat if config else given.threat,
+        training=config.training if config else None,
         settings=settings,
-        config_hash=str(folder.noted("hash")),
-        command=str(folder.noted("command") or ""),
+        config_hash=str(run.noted("hash")),
+        command=str(run.noted("command") or ""),
         commit=None if commit is None else str(commit),
-        epochs=_epochs(folder),
-        seconds=folder.seconds,
+        epochs=_epochs(run),
+        seconds=run.seconds,
     )
 
 
-def _parts(settings: Mapping[str, Any], given: Given) -> dict[str, Any]:
-    """What a configuration says, completed by what is given.
+def _training_notes(run: Run) -> list[str]:
+    """What is unusual about a training."""
+    notes = []
+    if run.changed_from:
+        notes.append(f"settings were changed during training, from hash {run.changed_from[-1]}")
+    if run.not_finite_path.exists():
+        notes.append("training stopped because its numbers were not finite")
+    elif run.begun and not run.last_path.exists():
+        notes.append("training has not finished")
+    if not run.best_path.exists():
+        notes.append(f"{run.best_path.name} is missing, so the model cannot be attacked")
+    return notes
 
-    That of `atlas train` has everything, that of `atlas.fit` neither data nor model, and a custom one of
-    `atlas.fit` may have nothing.
-    """
-    if not {"method", "threat"} <= settings.keys():
-        return {"data": given.data, "architecture": given.model, "threat": given.threat}
-    config = RunConfig.of({"data": given.data or "", "model": given.model or "", **settings})
-    parts = {"method": config.method, "threat": config.threat, "training": config.training}
-    return {"data": config.data or None, "architecture": config.model or None, **parts}
 
-
-def _model(folder: Run, settings: Mapping[str, Any], given: Given) -> nn.Module | None:
+def _model(run: Run, settings: Mapping[str, Any], given: Given) -> nn.Module | None:
     """With its best weights; None if the architecture is not known."""
     if "model" in settings:
-        return load_model(folder.path)
+        return load_model(run.path)
     if given.model is None or given.data is None:
         return None
-    images, normalize = load_test_images(given.data, given.root), None
-    tensors, _ = load_tensors(folder.best_path)
-    if {key.partition(".")[0] for key in tensors} == {"normalize", "net"}:  # built with `normalize`
-        mean, std = (tensors[f"normalize.{key}"].flatten().tolist() for key in ("mean", "std"))
-        normalize = mean, std
-    return load_model(
-        folder.best_path, models.build(given.model, images.num_classes, images.shape, normalize)
-    )
+    images = load_test_images(given.data, given.root)
+    normalize = normalization_of(load_tensors(run.best_path)[0])
+    return load_model(run.best_path, models.build(given.model, images.num_classes, images.shape, normalize))
 
 
 def load_test_images(name: str, root: Path | None) -> Images:
@@ -198,6 +200,55 @@ def load_test_images(name: str, root: Path | None) -> Images:
         return data.load(name, train=False, root=root)
     except DataError as error:
         raise DataError(f"{error}; or omit what needs images (--no-attack)") from error
+
+
+def _epochs(run: Run) -> list[Record]:
+    """The epochs of a run. They are checked, because versions before 0.2 wrote no checksums."""
+    epochs = run.epochs
+    for number, record in enumerate(epochs):
+        jacobian, rates = record.get("jacobian"), {"val_robust", "val_clean"}
+        known = isinstance(jacobian, int | float) and not jacobian < 0 and rates <= record.keys()
+        if not known or record.get("epoch") != number:
+            raise CheckpointError(
+                f"{run.metrics_path} is damaged: expected epoch {number} with val_robust, val_clean and "
+                f"a jacobian >= 0, got {record}"
+            )
+    return epochs
+
+
+def _evaluations(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
+    """The finished evaluations of these weights, in the run's folder or beside it; notes on the others."""
+    found, notes = dict[str, Report](), []
+    for folder in Run(path).evaluations():
+        report = _finished(folder)
+        if report is None:
+            notes.append(UNFINISHED.format(folder.name))
+        elif weights and report.about["model"] != weights:
+            notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
+        else:
+            found[folder.name] = report
+    if found and not weights:
+        notes.append("without the weights it is not known whether its evaluations are of them")
+    # `atlas reproduce` evaluates WORKSPACE/runs/NAME in WORKSPACE/evaluations/NAME.
+    reproduced = path.parent.parent / EVALUATIONS / path.name
+    for summary in sorted([*path.parent.glob(f"*/{SUMMARY}"), *reproduced.glob(f"*/{SUMMARY}")]):
+        # Either of its files may say so, so that damage to the other one is noticed.
+        about, folder = _table(summary).get("about"), summary.parent
+        tables = (about if isinstance(about, dict) else {}, _table(folder / CONFIG))
+        ours = weights is not None and any(table.get("model") == weights for table in tables)
+        if ours and (report := _finished(folder)):
+            found[folder.name] = report
+    return found, notes
+
+
+def _finished(folder: Path) -> Report | None:
+    """The report of an evaluation; None if it has not finished."""
+    if not (folder / SUMMARY).exists():
+        return None
+    report = load_report(folder)
+    if missing := [key for key in NEEDED if key not in report.about]:
+        raise CheckpointError(f"{folder / SUMMARY} must have {', '.join(missing)}: evaluate again")
+    return report
 
 
 def _model_folder(
@@ -211,8 +262,8 @@ def _model_folder(
     report, above = reports[place], _folder_above(place)
     if report and (owner := next((p for p, r in runs.items() if r.weights == report.about["model"]), None)):
         return owner
-    models = {each.about["model"] for p, each in reports.items() if each and _folder_above(p) == above}
-    return place if len(models) > 1 or above in runs else above
+    there = {each.about["model"] for p, each in reports.items() if each and _folder_above(p) == above}
+    return place if len(there) > 1 or above in runs else above
 
 
 def _folder_above(place: Path) -> Path:
@@ -223,71 +274,40 @@ def _folder_above(place: Path) -> Path:
     return above if above.parent.name == EVALUATIONS else place
 
 
-def _with_evaluation(run: ReportedModel, place: Path, report: Report | None) -> ReportedModel:
+def _with_evaluation(model: ReportedModel, place: Path, report: Report | None) -> ReportedModel:
     if report is None:
-        return replace(run, notes=(*run.notes, unfinished(place)))
-    name = place.name if place.name not in run.evaluations else f"{place.parent.name}/{place.name}"
-    return replace(run, evaluations={**run.evaluations, name: report}, weights=str(report.about["model"]))
+        return replace(model, notes=(*model.notes, UNFINISHED.format(place.name)))
+    name = place.name if place.name not in model.evaluations else f"{place.parent.name}/{place.name}"
+    evaluations = {**model.evaluations, name: report}
+    return replace(model, evaluations=evaluations, weights=str(report.about["model"]))
 
 
-def _with_advice(run: ReportedModel) -> ReportedModel:
-    """With notes on what is missing."""
-    notes = list(run.notes)
-    if run.best and run.best.constant:
+def _with_advice(model: ReportedModel, name: str) -> ReportedModel:
+    """With its name, and notes on what is missing."""
+    notes = list(model.notes)
+    if not (model.evaluations or model.settings):
+        raise CheckpointError(f"{model.path}: {'; '.join(notes)}")
+    if model.best and model.best.get("constant"):
         notes.insert(0, "constant: its weights give every validation image the same prediction")
-    if not (run.evaluations or run.settings):
-        raise CheckpointError(f"{run.path}: {'; '.join(notes)}")
-    if not run.evaluations:
+    if not model.evaluations:
         by_command = "run `atlas evaluate` on its folder, then report again"
         by_hand = "call `atlas.evaluate(..., folder=...)` and report that folder too"
-        notes.append(f"not evaluated yet: {by_command if 'model' in run.settings else by_hand}")
-    lacking = {"--model": run.architecture, "--data": run.data, "--eps": run.threat}
-    options = [option for option, value in lacking.items() if value is None]
-    if run.settings and options:
-        notes.append(f"no curves, gallery and predictions under attack: these need {' and '.join(options)}")
-    return replace(run, notes=tuple(notes))
+        notes.append(f"not evaluated yet: {by_command if 'model' in model.settings else by_hand}")
+    options = {"--model": model.architecture, "--data": model.data, "--eps": model.threat}
+    lacking = " and ".join(option for option, value in options.items() if value is None)
+    if model.settings and lacking:
+        notes.append(f"no curves, gallery and predictions under attack: these need {lacking}")
+    return replace(model, name=name, notes=tuple(notes))
 
 
 def _check_used(given: Given, models: Sequence[ReportedModel]) -> None:
     """Refuse an option that would have no effect."""
-    runs = [run for run in models if run.settings]
-    used = {
-        "--data": given.data is None or any("data" not in run.settings for run in models),
-        "--model": given.model is None or any("model" not in run.settings for run in runs),
-        "--eps": given.threat is None or any("threat" not in run.settings for run in runs),
-    }
-    for option, useful in used.items():
-        if not useful:
+    runs = [model for model in models if model.settings]
+    options = {"data": (given.data, models), "model": (given.model, runs), "threat": (given.threat, runs)}
+    for key, (value, concerned) in options.items():
+        if value is not None and all(key in model.settings for model in concerned):
+            option = "--eps" if key == "threat" else f"--{key}"
             raise UsageError(f"{option} is for folders that lack it, and none of these does: omit it")
-
-
-def origin(path: Path) -> dict[str, Any]:
-    """Command and commit of the run, if they were written beside it."""
-    try:
-        return dict(json.loads((path / ORIGIN).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
-
-
-def _below(path: Path) -> list[Path]:
-    """Folders with a configuration, one or two levels below."""
-    return [place.parent for deep in ("*", "*/*") for place in sorted(path.glob(f"{deep}/{CONFIG}"))]
-
-
-def _evaluations_in(path: Path) -> list[Path]:
-    """The evaluations right below a folder that holds nothing else, or the folder itself."""
-    if (path / CONFIG).exists() or not path.is_dir():
-        return [path]
-    inside = [place for place in _below(path) if place.parent == path]
-    return inside if inside and all(map(is_evaluation, inside)) else [path]
-
-
-def is_evaluation(path: Path) -> bool:
-    """Whether it is the folder of an evaluation."""
-    try:
-        return "attacks" in json.loads((path / CONFIG).read_text())
-    except (OSError, ValueError, TypeError, RecursionError):
-        return False
 
 
 def _names(places: Sequence[Path]) -> list[str]:
@@ -297,88 +317,3 @@ def _names(places: Sequence[Path]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _epochs(run: Run) -> tuple[Epoch, ...]:
-    found = list[Epoch]()
-    for record in run.epochs:
-        try:
-            robust, clean, jacobian = (float(record[key]) for key in ("val_robust", "val_clean", "jacobian"))
-            marks = (record.get(key) is True for key in ("best", "collapse", "constant"))
-            shares = (record.get(key) for key in ("val_majority", "val_balanced"))
-            epoch = Epoch(record["epoch"] + 1, robust, clean, jacobian, *marks, *shares)
-            if epoch.number != len(found) + 1 or epoch.jacobian < 0:
-                raise ValueError(f"got epoch {record['epoch']} with a jacobian of {epoch.jacobian:g}")
-        except (KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
-                f"{run.metrics_path} is damaged: expected epoch {len(found)} with val_robust, val_clean and "
-                f"a jacobian >= 0 ({type(error).__name__}: {error})"
-            ) from error
-        found.append(epoch)
-    return tuple(found)
-
-
-NEEDED = ("model", "data", "data_hash", "threat", "attacks", "standing", "seed", "attack_dtype", "eot")
-"""What a report reads of the description of an evaluation."""
-EVALUATIONS = "evaluations"
-"""The folder in which `atlas evaluate` puts evaluations."""
-
-
-def evaluations_of(path: Path, weights: str | None) -> tuple[dict[str, Report], list[str]]:
-    """The finished evaluations of these weights, in the run's folder or beside it, and notes on the others.
-
-    `weights` is the fingerprint of the model.
-    """
-    found, notes = dict[str, Report](), []
-    for folder in Run(path).evaluations():
-        report = _finished(folder)
-        if report is None:
-            notes.append(unfinished(folder))
-        elif weights is not None and report.about["model"] != weights:
-            notes.append(f"evaluation {folder.name} is of other weights than these and was left out")
-        else:
-            found[folder.name] = report
-    # `atlas reproduce` evaluates WORKSPACE/runs/NAME in WORKSPACE/evaluations/NAME.
-    reproduced = path.parent.parent / EVALUATIONS / path.name
-    beside = sorted([*path.parent.glob(f"*/{SUMMARY}"), *reproduced.glob(f"*/{SUMMARY}")])
-    for folder in (place.parent for place in beside) if weights is not None else ():
-        if weights in _models_of(folder) and (report := _finished(folder)):
-            found[folder.name] = report
-    if found and weights is None:
-        notes.append("without the weights it is not known whether its evaluations are of them")
-    return found, notes
-
-
-def unfinished(folder: Path) -> str:
-    """The note on an evaluation without a result."""
-    return f"evaluation {folder.name} has not finished: run it again to resume it"
-
-
-def _models_of(folder: Path) -> set[str]:
-    """Which model an evaluation beside a run is of, by both of its files, so that damage to one shows."""
-    found = set()
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found.add(str(json.loads((folder / SUMMARY).read_bytes())["about"]["model"]))
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        found.add(str(json.loads((folder / CONFIG).read_bytes())["model"]))
-    return found
-
-
-def _finished(folder: Path) -> Report | None:
-    """The report of an evaluation with everything that a page reads; None if it has not finished."""
-    if not (folder / SUMMARY).exists():
-        return None
-    report = load_report(folder)
-    missing = [key for key in NEEDED if key not in report.about]
-    threat = report.about.get("threat")
-    eps = threat.get("eps") if isinstance(threat, dict) and "name" in threat else None
-    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < math.inf:
-        missing.append("threat with an eps >= 0")
-    if not all(isinstance(result.table, dict) for result in report.results.values()):
-        missing.append("settings of its attacks")
-    kinds = {"name": str, "message": str, "fatal": bool}
-    if not all(isinstance(getattr(flag, key), kinds[key]) for flag in report.flags for key in kinds):
-        missing.append("texts of its warnings")
-    if missing:
-        raise CheckpointError(f"{folder / SUMMARY} must have {', '.join(missing)}: evaluate again")
-    return report

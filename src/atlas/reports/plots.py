@@ -16,14 +16,11 @@ from xml.etree import ElementTree as ET
 import matplotlib
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.markers import MarkerStyle
-from matplotlib.rcsetup import cycler
-from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FuncFormatter, MaxNLocator, MultipleLocator
 
 from atlas.files import write_atomic
-from atlas.reports.collect import Epoch, ReportedModel
+from atlas.reports.collect import ReportedModel
 from atlas.reports.quick_attack import STEPS, Study, valid
 from atlas.reports.tables import Cell, Table
 from atlas.terminal import one_line
@@ -31,63 +28,28 @@ from atlas.threat import eps_text
 
 SINGLE, DOUBLE = 3.25, 6.75
 """Inches: one column of a two-column paper, and both."""
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito 2008: distinguishable with any common colour vision."""
+STYLE, PAGE_STYLE = (
+    matplotlib.rc_params_from_file(Path(__file__).parent / "templates" / name, use_default_template=False)
+    for name in ("plots.mplstyle", "page.mplstyle")
+)
+PALETTE: tuple[str, ...] = tuple(STYLE["axes.prop_cycle"].by_key()["color"])
 MARKERS = "osD^vPX"
 """They differ as the colours do, for print in gray. Further curves are dashed, with hollow markers."""
-GRID, INK, SOFT, BAD, PAPER = "#d9d9d9", "#1b1e23", "#5d636d", "#b3261e", "#ffffff"
-LONGEST, WIDEST = 40, 2.6
-"""Characters and inches of a name in a legend: what fits below one column."""
-LEGEND_LINE, LEGEND_HANDLE, LEGEND_GAP = 0.15, 0.35, 0.2
-"""Inches: the height of a line of a legend, the space before a name, and between columns."""
+GRID, INK, SOFT = STYLE["grid.color"], PAGE_STYLE["text.color"], PAGE_STYLE["xtick.color"]
+BAD, PAPER = "#b3261e", "#ffffff"
+LONGEST = 40
+"""Characters of a name in a legend: what fits below one column."""
 MOST_DOTS = 40
 """Longer curves have markers at evenly spaced points only."""
 MOST_BANDS = 4
 """The intervals of more curves would hide each other, and are left to the values below the chart."""
-FORMATS = ("pdf", "svg", "png")
-STYLE: Any = {
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib, so every machine draws the same
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.4,
-    "lines.linewidth": 1.3,
-    "lines.markersize": 3.5,
-    "xtick.major.width": 0.6,
-    "ytick.major.width": 0.6,
-    "axes.prop_cycle": cycler(color=PALETTE),
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 200,
-    "pdf.fonttype": 42,  # TrueType: what journals ask for, and text that can be selected
-    "svg.fonttype": "none",  # text as text
-    "svg.hashsalt": "atlas",  # the same figure gives the same file
+UNDATED: Any = {
+    "pdf": dict.fromkeys(("CreationDate", "Producer", "Creator")),
+    "svg": dict.fromkeys(("Date", "Creator")),
+    "png": {"Software": None},
 }
-PAGE_STYLE: Any = {
-    **dict.fromkeys(("font.size", "axes.labelsize", "xtick.labelsize", "ytick.labelsize"), 12),
-    **dict.fromkeys(("text.color", "axes.labelcolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), SOFT),
-    "axes.spines.left": False,
-    "axes.grid.axis": "y",
-    "axes.linewidth": 1,
-    "grid.linewidth": 1,
-    "lines.linewidth": 2,
-    "lines.markersize": 6.4,
-    "ytick.major.size": 0,
-    "ytick.major.pad": 8,
-    "figure.constrained_layout.use": False,
-}
-"""On top of STYLE, for charts on a page."""
+"""For each format what savefig is told not to write: neither dates nor versions."""
+FORMATS = tuple(UNDATED)
 THEME = {colour.lower(): f"var(--c{k})" for k, colour in enumerate(PALETTE)} | {
     GRID: "var(--grid)",
     INK: "var(--ink)",
@@ -101,7 +63,9 @@ THEME = {colour.lower(): f"var(--c{k})" for k, colour in enumerate(PALETTE)} | {
 @contextmanager
 def style() -> Iterator[None]:
     """Draw within this; the settings from before are restored."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
+        # Characters that the font lacks are drawn as boxes.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 
@@ -121,33 +85,18 @@ def label(text: str) -> str:
 
 def save(figure: Figure, path: Path) -> list[Path]:
     """Write path.pdf, path.svg and path.png, each atomically, the same bytes for the same figure."""
-    written = []
-    for kind in FORMATS:
-        place = path.with_name(f"{path.name}.{kind}")
-        write_atomic(place, rendered(figure, kind))
-        written.append(place)
+    written = [path.with_name(f"{path.name}.{kind}") for kind in FORMATS]
+    for place in written:
+        write_atomic(place, rendered(figure, place.suffix[1:]))
     return written
 
 
 def rendered(figure: Figure, kind: str) -> bytes:
     """The figure as a file of this kind."""
-    undated: dict[str, Any] = {
-        "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
-        "svg": {"Date": None, "Creator": None},
-        "png": {"Software": None},
-    }
     buffer = io.BytesIO()
-    with style(), _without_glyph_warnings():
-        figure.savefig(buffer, format=kind, metadata=undated[kind])
+    with style():
+        figure.savefig(buffer, format=kind, metadata=UNDATED[kind])
     return buffer.getvalue()
-
-
-@contextmanager
-def _without_glyph_warnings() -> Iterator[None]:
-    """Characters that the font lacks are drawn as boxes, without a warning."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        yield
 
 
 @dataclass(frozen=True)
@@ -187,8 +136,8 @@ class Chart:
     """Of a logarithmic x axis; none of a linear one."""
     y_log: bool = False
     """Else y is in percent."""
-    guide: tuple[float, str] | None = None
-    """A vertical line: its x and what is written above it."""
+    guide: float | None = None
+    """Where a vertical line is, with its x in words above it."""
 
     @property
     def values(self) -> Table:
@@ -206,7 +155,7 @@ class Chart:
         for number, curve in enumerate(self.curves):
             points = {x: cell for x, cell in curve.points if cell.value is not None}
             x, y = list(points), [cell.value for cell in points.values()]
-            look, every = look_of(curve.index), max(1, math.ceil(len(points) / MOST_DOTS))
+            look, every = _look(curve.index), max(1, math.ceil(len(points) / MOST_DOTS))
             if len(self.curves) <= MOST_BANDS and all(cell.interval for cell in points.values()):
                 low, high = zip(*map(_ends, points.values()), strict=True)
                 axes.fill_between(x, low, high, color=look["color"], alpha=0.14, lw=0, gid="band:0")
@@ -235,8 +184,10 @@ class Chart:
             axes.xaxis.set_major_locator(MaxNLocator(7, integer=self.x_limits[1] > 1, steps=[1, 2, 5, 10]))
         axes.xaxis.set_major_formatter(number)
         axes.set(xlim=self.x_limits)
-        ends = [_ends(cell) for curve in self.curves for _, cell in curve.points if cell.value is not None]
-        low, high = min((low for low, _ in ends), default=1.0), max((high for _, high in ends), default=1.0)
+        ends = [
+            end for curve in self.curves for _, c in curve.points if c.value is not None for end in _ends(c)
+        ]
+        low, high = min(ends, default=1.0), max(ends, default=1.0)
         if self.y_log:
             bottom = math.floor(math.log10(low)) if low > 0 else 0
             axes.set(yscale="log", ylim=(10.0**bottom, 10.0 ** max(bottom + 1, math.ceil(math.log10(high)))))
@@ -247,9 +198,9 @@ class Chart:
             axes.yaxis.set_major_locator(MultipleLocator(20 if bottom < 70 else 10))
         axes.minorticks_off()
         if self.guide is not None:
-            axes.axvline(self.guide[0], color=SOFT, lw=0.8, ls=(0, (2, 3)), gid="guide:0")
+            axes.axvline(self.guide, color=SOFT, lw=0.8, ls=(0, (2, 3)), gid="guide:0")
             where: Any = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
-            axes.text(self.guide[0], 1.01, label(self.guide[1]), **where, color=SOFT, gid="guide-text:0")
+            axes.text(self.guide, 1.01, self.x_text(self.guide), **where, color=SOFT, gid="guide-text:0")
 
     @property
     def svg(self) -> Markup:
@@ -264,7 +215,7 @@ class Chart:
         return _for_page(ET.fromstring(rendered(figure, "svg")), self.name, self.title, hints)
 
 
-def look_of(index: int) -> dict[str, Any]:
+def _look(index: int) -> dict[str, Any]:
     """Colour, marker and line of a curve."""
     colour, dashed = PALETTE[index % len(PALETTE)], index >= len(PALETTE)
     marker = {"marker": MARKERS[index % len(MARKERS)], "markerfacecolor": PAPER if dashed else colour}
@@ -361,27 +312,12 @@ def study_charts(studies: Mapping[str, Study], colours: Mapping[str, int], end: 
         for by in ("by_radius", "by_steps")
     )
     largest = max((x for curve in radius for x, _ in curve.points), default=eps)
+    title, y_label = "Accuracy under attack against", "accuracy (%)"
+    by_radius = (f"radius{end}", f"{title} the radius of the attack", "ε", y_label, radius)
+    by_steps = (f"steps{end}", f"{title} its steps", "steps of the attack", y_label, steps)
     return [
-        Chart(
-            f"radius{end}",
-            "Accuracy under attack against the radius of the attack",
-            "ε",
-            "accuracy (%)",
-            radius,
-            lambda x: f"ε = {eps_text(x)}",
-            (0.0, largest),
-            guide=(eps, f"ε = {eps_text(eps)}"),
-        ),
-        Chart(
-            f"steps{end}",
-            "Accuracy under attack against its steps",
-            "steps of the attack",
-            "accuracy (%)",
-            steps,
-            lambda x: f"{x:g} steps",
-            (STEPS[0], STEPS[-1]),
-            x_ticks=STEPS,
-        ),
+        Chart(*by_radius, lambda x: f"ε = {eps_text(x)}", (0.0, largest), guide=eps),
+        Chart(*by_steps, lambda x: f"{x:g} steps", (STEPS[0], STEPS[-1]), x_ticks=STEPS),
     ]
 
 
@@ -390,23 +326,23 @@ def training_charts(runs: Sequence[ReportedModel], colours: Mapping[str, int]) -
     accuracy, jacobian = list[Curve](), list[Curve]()
     for run in runs:
         index, events = colours[run.name], {"best": run.best, "collapse": run.collapse}
-        marks = {kind: float(epoch.number) for kind, epoch in events.items() if epoch is not None}
-        clean = [_at(e, 100 * e.clean, "{:.1f}%") for e in run.epochs]
-        robust = [_at(e, 100 * e.robust, "{:.1f}%") for e in run.epochs]
-        accuracy.append(Curve(run.name, index, clean, "clean", faint=True))
-        accuracy.append(Curve(run.name, index, robust, "robust", marks=marks))
-        norms = [_at(e, e.jacobian, "{:.4g}") for e in run.epochs]
-        jacobian.append(Curve(run.name, index, norms, marks=marks))
-    last = max((epoch.number for run in runs for epoch in run.epochs), default=1)
+        marks = {kind: float(epoch["epoch"] + 1) for kind, epoch in events.items() if epoch is not None}
+        accuracy.append(Curve(run.name, index, _points(run, "val_clean"), "clean", faint=True))
+        accuracy.append(Curve(run.name, index, _points(run, "val_robust"), "robust", marks=marks))
+        jacobian.append(Curve(run.name, index, _points(run, "jacobian", 1, "{:.4g}"), marks=marks))
+    last = max((len(run.epochs) for run in runs), default=1)
     common: dict[str, Any] = {"x_text": lambda x: f"epoch {x:g}", "x_limits": (0, last)}
     validation = ("validation", "Validation accuracy by epoch", "epoch", "validation (%)", accuracy)
     norm = ("jacobian", "Squared Jacobian norm by epoch", "epoch", "‖J‖²", jacobian)
     return [Chart(*validation, **common), Chart(*norm, **common, y_log=True)]
 
 
-def _at(epoch: Epoch, value: float, pattern: str) -> tuple[float, Cell]:
-    finite = math.isfinite(value)
-    return float(epoch.number), Cell.number(value, pattern) if finite else Cell("not finite")
+def _points(
+    run: ReportedModel, key: str, unit: float = 100, pattern: str = "{:.1f}%"
+) -> list[tuple[float, Cell]]:
+    """A value of the records by epoch."""
+    values = ((float(epoch["epoch"] + 1), unit * epoch[key]) for epoch in run.epochs)
+    return [(x, Cell.number(y, pattern) if math.isfinite(y) else Cell("not finite")) for x, y in values]
 
 
 def save_figures(
@@ -434,28 +370,20 @@ def paper_figure(charts: Sequence[Chart]) -> Figure:
         figure, panels = subplots(1, len(charts), width=SINGLE if len(charts) == 1 else DOUBLE, squeeze=False)
         for chart, axes in zip(charts, panels[0], strict=True):
             chart.draw(axes, labels)
-        handles, texts = panels[0][0].get_legend_handles_labels()
-        column = LEGEND_HANDLE + max(map(_text_width, texts), default=0.0) + LEGEND_GAP
-        columns = max(1, int(figure.get_figwidth() / column))
-        lines = math.ceil(len(texts) / columns)
-        figure.set_figheight(figure.get_figheight() + LEGEND_LINE * (lines + 1))
-        figure.legend(handles, texts, loc="outside lower center", ncols=columns, columnspacing=1.5)
+        found = panels[0][0].get_legend_handles_labels()
+        for columns in range(len(names), 0, -1):  # as many as fit
+            legend = figure.legend(*found, loc="outside lower center", ncols=columns, columnspacing=1.5)
+            box = legend.get_window_extent()
+            if box.width <= figure.bbox.width or columns == 1:
+                break
+            legend.remove()
+        figure.set_figheight(figure.get_figheight() + box.height / figure.dpi)
     return figure
-
-
-def _text_width(text: str) -> float:
-    """Inches that text takes in a legend; within `style()`."""
-    font = FontProperties(size=matplotlib.rcParams["legend.fontsize"])
-    with _without_glyph_warnings():
-        points, *_ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(points) / 72
 
 
 def _shortened(text: str) -> str:
     """Text without its middle where it is too long for a legend: names differ at their ends."""
-    text = shown = one_line(text)
-    keep = LONGEST + 1
-    while len(shown) > LONGEST or _text_width(shown) > WIDEST:
-        keep = min(keep, len(text)) - 1
-        shown = f"{text[: keep // 2].rstrip()}…{text[len(text) - (keep - 1) // 2 :].lstrip()}"
-    return shown
+    text = one_line(text)
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[: LONGEST // 2].rstrip()}…{text[1 - LONGEST // 2 :].lstrip()}"

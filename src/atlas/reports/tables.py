@@ -9,12 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from atlas.errors import UsageError
 from atlas.evaluation import Score
 from atlas.terminal import one_line
 
 TIED = "†"
 """Stands after a value that is not significantly different from the best of its column."""
+LATEX_WIDTH = 345
+"""Points: the width of the text in LaTeX's article class."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,6 @@ class Cell:
     text: str
     value: float | None = None
     interval: tuple[float, float] | None = None
-    digits: int = 1
-    """Of the interval, after the point."""
     best: bool = False
     tied: bool = False
     """Not significantly different from the best of the column."""
@@ -39,7 +38,7 @@ class Cell:
             return cls(str(score))
         low, high = score.interval
         rate = 100 * score.rate
-        return cls(pattern.format(rate), rate, (100 * low, 100 * high), best=best, tied=tied)
+        return cls(pattern.format(rate), rate, (100 * low, 100 * high), best, tied)
 
     @classmethod
     def number(cls, value: float, pattern: str = "{:.1f}") -> Cell:
@@ -49,22 +48,20 @@ class Cell:
     @property
     def bounds(self) -> str:
         """The interval, [low, high], or nothing."""
-        if self.interval is None:
-            return ""
-        return "[" + ", ".join(f"{bound:.{self.digits}f}" for bound in self.interval) + "]"
+        return "" if self.interval is None else "[{:.1f}, {:.1f}]".format(*self.interval)
 
     @property
-    def mark(self) -> str:
-        return TIED if self.tied else ""
+    def marked(self) -> str:
+        """The text with its mark."""
+        return self.text + TIED * self.tied
 
     def plain(self) -> str | dict[str, Any]:
         """As JSON: the text alone, or all of it where there is a number."""
         if self.value is None:
             return self.text
         interval = None if self.interval is None else list(self.interval)
-        numbers = {"value": self.value, "interval": interval}
-        marks = {"best": self.best, "tied": self.tied} | ({"note": self.note} if self.note else {})
-        return {"text": self.text, **numbers, **marks}
+        plain = {"text": self.text, "value": self.value, "interval": interval}
+        return plain | {"best": self.best, "tied": self.tied} | ({"note": self.note} if self.note else {})
 
 
 @dataclass(frozen=True)
@@ -82,16 +79,8 @@ class Table:
         cls, title: str, columns: Iterable[str], rows: Iterable[Iterable[Cell | str]], **rest: Any
     ) -> Table:
         """From any rows of cells and texts."""
-        cells = tuple(tuple(_cell(value) for value in row) for row in rows)
-        return cls(title, tuple(columns), cells, **rest)
-
-    def __post_init__(self) -> None:
-        for row in self.rows:
-            if len(row) != len(self.columns):
-                raise UsageError(
-                    f"a row of table {self.title!r} must have {len(self.columns)} cells "
-                    f"({', '.join(self.columns)}), got {len(row)}"
-                )
+        cells = (tuple(c if isinstance(c, Cell) else Cell(c) for c in row) for row in rows)
+        return cls(title, tuple(columns), tuple(cells), **rest)
 
     @property
     def legend(self) -> tuple[str, ...]:
@@ -103,8 +92,8 @@ class Table:
 
     def markdown(self) -> str:
         """GitHub's Markdown."""
-        head, *rest = [escape_markdown(column) for column in self.columns], ["---"] * len(self.columns)
-        lines = [head, *rest, *([_markdown(cell) for cell in row] for row in self.rows)]
+        head, rule = [escape_markdown(column) for column in self.columns], ["---"] * len(self.columns)
+        lines = [head, rule, *([_markdown(cell) for cell in row] for row in self.rows)]
         table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
         above = f"**{escape_markdown(self.title)}**\n\n" if self.title else ""
         below = "".join(f"\n{escape_markdown(note)}\n" for note in self.legend)
@@ -115,11 +104,13 @@ class Table:
         rows = [[_latex(cell) for cell in row] for row in self.rows]
         heads = [(escape_latex(column), "") for column in self.columns]
         wide = _points([heads, *rows]) > LATEX_WIDTH
+        if wide:
+            heads = [_in_two_lines(column) for column in self.columns]
         numeric = [any(row[k].value is not None for row in self.rows) for k in range(len(self.columns))]
         tabular = [
             rf"  \begin{{tabular}}{{{''.join('r' if number else 'l' for number in numeric)}}}",
             r"    \toprule",
-            *_lines([_in_two_lines(column) for column in self.columns] if wide else heads, wide),
+            *_lines(heads, wide),
             r"    \midrule",
             *(line for row in rows for line in _lines(row, wide)),
             r"    \bottomrule",
@@ -152,7 +143,11 @@ class Table:
         ends = [("", " low", " high") if w else ("",) for w in wide]
         write([escape_csv(name + end) for k, name in enumerate(self.columns) for end in ends[k]])
         for row in self.rows:
-            write([part for cell, w in zip(row, wide, strict=True) for part in _csv(cell, w)])
+            parts = list[str]()
+            for cell, w in zip(row, wide, strict=True):
+                parts.append(escape_csv(cell.text) if cell.value is None else str(cell.value))
+                parts += map(str, cell.interval or ("", "")) if w else ()
+            write(parts)
         return buffer.getvalue()
 
     def plain(self) -> dict[str, Any]:
@@ -161,36 +156,19 @@ class Table:
         return {"title": self.title, "columns": list(self.columns), "rows": rows, "notes": list(self.legend)}
 
 
-def _cell(value: Cell | str) -> Cell:
-    return value if isinstance(value, Cell) else Cell(value)
-
-
 def _markdown(cell: Cell) -> str:
-    text = escape_markdown(cell.text) + cell.mark
+    text = escape_markdown(cell.marked)
     parts = [f"**{text}**" if cell.best else text, cell.bounds, escape_markdown(cell.note)]
-    return " ".join(part for part in parts if part)
-
-
-def _csv(cell: Cell, wide: bool) -> list[str]:
-    shown = escape_csv(cell.text) if cell.value is None else _number(cell.value)
-    ends = [_number(end) for end in cell.interval] if cell.interval else ["", ""]
-    return [shown, *ends] if wide else [shown]
-
-
-def _number(value: float) -> str:
-    """All its digits; numpy's numbers would write their type too."""
-    return str(value) if isinstance(value, int) else repr(float(value))
+    return " ".join(filter(None, parts))
 
 
 MINUS = re.compile(r"(?<![\w.])-(?=\d)")
 """The sign of a negative number, which LaTeX would set as a hyphen."""
-LATEX_WIDTH = 345
-"""Points: the width of the text in LaTeX's article class."""
 
 
 def _latex(cell: Cell) -> tuple[str, str]:
     """Its text, and in small print its interval and note."""
-    text = escape_latex(cell.text + cell.mark)
+    text = escape_latex(cell.marked)
     if cell.value is not None:
         text = MINUS.sub("$-$", text)
     small = " ".join(filter(None, [MINUS.sub("$-$", cell.bounds), escape_latex(cell.note)]))

@@ -11,11 +11,12 @@ import pytest
 import torch
 from PIL import Image
 
+from atlas.data import Images
 from atlas.evaluation import Flag
 from atlas.reports import gallery
-from atlas.reports.classes import MOST_CLASSES, by_class, confusion, of_studies
+from atlas.reports.comparison import MOST_CLASSES, by_class
 from atlas.reports.gallery import make_gallery
-from atlas.reports.quick_attack import STEPS, Settings, Study, grouped
+from atlas.reports.quick_attack import STEPS, Study, by_class_of, confusion, grouped
 from atlas.reports.tables import Table
 from atlas.threat import L2, Linf, Threat
 
@@ -26,31 +27,19 @@ def made(
     after: list[int],
     classes: int,
     threat: Threat = Linf(0.5),
-    data_hash: str = "0",
+    flags: tuple[Flag, ...] = (),
+    class_names: tuple[str, ...] = (),
     **rest: Any,
 ) -> Study:
     """A study in which the model gives these answers, with the first image shown."""
     labels = torch.tensor(y)
+    images = Images(torch.full((len(y), 1, 2, 2), 0.5), labels, classes, class_names=class_names)
     logits, logits_adv = (torch.eye(classes)[torch.tensor(answers)] * 5 for answers in (before, after))
-    x = torch.full((1, 1, 2, 2), 0.5)
+    x = images.x[:1]
     x_adv = x + torch.tensor([[0.5, -0.5], [0.0, 0.25]])
     held = torch.zeros(len(STEPS), len(y), dtype=torch.bool)
-    places = {"shown": torch.tensor([0]), "x": x, "x_adv": x_adv, "flags": ()} | rest
-    return Study(
-        *(
-            threat,
-            Settings(),
-            "digits",
-            data_hash,
-            torch.arange(len(y)),
-            labels,
-            logits,
-            logits_adv,
-            labels,
-            held,
-        ),
-        **places,
-    )
+    places = {"shown": torch.tensor([0]), "x": x, "x_adv": x_adv} | rest
+    return Study(threat, 20, images, flags, logits, logits_adv, labels, held, **places)
 
 
 def values(found: Table) -> list[list[float | None]]:
@@ -77,10 +66,10 @@ def test_of_many_classes_the_most_frequent_errors_are_listed() -> None:
 def test_classes_are_called_by_their_names() -> None:
     study = made([1, 0], [1, 0], [0, 0], 2, class_names=("cat", "dog"))
     assert confusion("m", study).columns == ("", "cat", "dog")
-    assert of_studies({"m": study}).columns == ("class", "cat", "dog")
+    assert by_class_of({"m": study}).columns == ("class", "cat", "dog")
     (exhibit,) = make_gallery({"m": study})
     (view,) = exhibit.views
-    assert (exhibit.name, str(view.before), str(view.after)) == ("dog", "dog (99%)", "cat (99%)")
+    assert (exhibit.class_name, view.before, view.after) == ("dog", "dog (99%)", "cat (99%)")
 
 
 def test_of_many_classes_the_weakest_are_shown() -> None:
@@ -95,19 +84,10 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     assert texts(found)[2] == ["images", *["4"] * MOST_CLASSES]
 
 
-def test_classes_as_weak_as_those_shown_are_counted() -> None:
-    y = torch.arange(33)
-    found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
-    assert found.columns == ("class", *map(str, range(MOST_CLASSES)))
-    said = "x; the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
-    assert found.notes == (said,)
-    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).notes == ("x",)
-
-
 def test_an_invalid_model_has_no_numbers() -> None:
     good = made([0, 1], [0, 1], [0, 0], 2)
     bad = made([0, 1], [0, 1], [0, 1], 2, flags=(Flag("random", True, "x"),))
-    found = of_studies({"good": good, "bad": bad})
+    found = by_class_of({"good": good, "bad": bad})
     assert texts(found) == [["good", "100", "0"], ["bad", "invalid (random)", ""], ["images", "1", "1"]]
     assert values(found)[1] == [None, None]
 
@@ -131,8 +111,8 @@ def test_an_exhibit_is_the_first_image_of_its_class_that_any_model_gets_right() 
     two = made(y, [1, 0, 0, 0], [1, 1, 1, 0], 2, shown=torch.tensor([1, 3]), **pictured)
     for studies in ({"one": one, "two": two}, {"two": two, "one": one}):
         zero, unknown = make_gallery(studies)
-        assert (zero.id, zero.name, unknown.id, unknown.name) == (1, "0", 3, "1")
-        assert {view.model: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
+        assert (zero.id, zero.class_name, unknown.id, unknown.class_name) == (1, "0", 3, "1")
+        assert {view.name: view.verdict for view in zero.views} == {"one": "wrong before", "two": "fooled"}
         assert {view.verdict for view in unknown.views} == {"wrong before"}
 
 
@@ -151,17 +131,20 @@ def test_pictures_are_the_pixels() -> None:
 
 def test_a_perturbation_is_red_where_brighter_and_white_where_nothing_was_done() -> None:
     study = made([0], [0], [0], 2)
-    assert gallery.enlarged(study.threat, study.x[0], study.x_adv[0]) == 2
-    assert gallery.enlarged(L2(3.0), study.x[0], study.x_adv[0]) == 2  # the largest change is 0.5
-    assert gallery.enlarged(L2(3.0), study.x[0], study.x[0]) == 1
-    drawn = pixels(gallery.difference(study.x[0], study.x_adv[0], 2.0))
-    assert tuple(drawn[0, 0]) == gallery.MORE
-    assert tuple(drawn[0, 1]) == gallery.LESS
-    assert tuple(drawn[1, 0]) == (255, 255, 255)
+    x, x_adv = study.x[0], study.x_adv[0]
+    for threat in (study.threat, L2(3.0)):  # the largest change is 0.5
+        picture, scale = gallery.enlarged_change(threat, x, x_adv)
+        assert scale == 2
+        drawn = pixels(picture)
+        assert tuple(drawn[0, 0]) == gallery.MORE
+        assert tuple(drawn[0, 1]) == gallery.LESS
+        assert tuple(drawn[1, 0]) == (255, 255, 255)
     gray = torch.full((3, 2, 2), 0.3)
-    assert (pixels(gallery.difference(gray, gray, 9.0)) == 128).all()
+    picture, scale = gallery.enlarged_change(L2(3.0), gray, gray)
+    assert scale == 1
+    assert (pixels(picture) == 128).all()
 
 
 def test_two_data_sets_of_one_name_are_kept_apart() -> None:
-    first, second = (made([0, 1], [0, 1], [0, 0], 2, data_hash=known) for known in ("0", "1"))
+    first, second = made([0, 1], [0, 1], [0, 0], 2), made([1, 0], [0, 1], [0, 0], 2)
     assert [list(group) for group in grouped({"a": first, "b": second, "c": first})] == [["a", "c"], ["b"]]

@@ -16,8 +16,7 @@ from atlas.errors import CheckpointError, UsageError
 from atlas.evaluation import Report
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.reports.collect import Given, collect
-from atlas.reports.gallery import kept_images
-from atlas.reports.write import kept
+from atlas.reports.gallery import kept_by_model, kept_images
 from tests.unit.reports import runs
 
 
@@ -66,25 +65,27 @@ def test_originals_stand_beside_kept_images_where_the_data_hold_them(report: Rep
     images = data.load(digits, train=False)
     with_originals = kept_images(report, images)
     assert with_originals
-    assert all(each.x and each.change and each.scale == pytest.approx(10) for each in with_originals)
+    assert all(each.x and each.views[0].change for each in with_originals)
+    assert all(each.views[0].scale == pytest.approx(10) for each in with_originals)
     (found,) = collect([Path(str(report.folder))])
-    assert kept([found], Given(data=digits)) == {found.name: with_originals}
+    assert kept_by_model([found], Given(data=digits)) == {found.name: with_originals}
     other = images.subset(torch.arange(len(images)).flip(0))
     other = data.Images(other.x, other.y, 10)
     for elsewhere in (other, images.subset(slice(10))):
-        assert [(each.x, each.x_adv) for each in kept_images(report, elsewhere)] == [
-            ("", each.x_adv) for each in with_originals
-        ]
+        without = kept_images(report, elsewhere)
+        assert [each.x + each.views[0].change for each in without] == [""] * len(with_originals)
+        known = [each.views[0].x_adv for each in with_originals]
+        assert [each.views[0].x_adv for each in without] == known
 
 
 def test_kept_images_of_another_evaluation_are_refused(report: Report, tmp_path: Path) -> None:
     place = Path(shutil.copytree(str(report.folder), tmp_path / "copy"))
     (found,) = collect([place])
-    assert kept([found], Given())[found.name]
+    assert kept_by_model([found], Given())[found.name]
     ids, x_adv = torch.arange(3), torch.rand(3, 1, 28, 28)
     EvaluationFolder(place).save_images("PGD-3", ids, x_adv)
     with pytest.raises(CheckpointError, match=r"images-pgd-3\.safetensors does not hold"):
-        kept([found], Given())
+        kept_by_model([found], Given())
 
 
 def test_without_a_folder_there_is_a_page_too(digits: str, tmp_path: Path) -> None:

@@ -10,25 +10,11 @@ import torch
 from torch import nn
 
 from atlas import data
-from atlas.attacks.margin import Untargeted
 from atlas.data import Images
 from atlas.reports import quick_attack
 from atlas.reports.collect import ReportedModel, collect
-from atlas.reports.quick_attack import RADII, STEPS, Settings, first_of_each_class, study
-
-
-class Told:
-    """Counts what is told."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[str, float]] = []
-        self.said: list[str] = []
-
-    def step(self, what: str, share: float) -> None:
-        self.steps.append((what, share))
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
+from atlas.reports.quick_attack import RADII, STEPS, Study, first_of_each_class
+from atlas.terminal import Terminal, share_bars
 
 
 class Bright(nn.Module):
@@ -43,6 +29,10 @@ class Bright(nn.Module):
         return torch.stack([-margin, margin], 1)
 
 
+def study(run: ReportedModel, images: Images, n: int = 48, steps: int = 20) -> Study:
+    return quick_attack.study(run, images, n, steps, share_bars(Terminal(quiet=True)))
+
+
 @pytest.fixture
 def bright(two_runs: list[Path], tmp_path: Path) -> tuple[ReportedModel, Images]:
     """Gray images 0.01 to 0.2 away from the boundary, as an eps of 0.1 sees them, and a model that knows."""
@@ -55,7 +45,7 @@ def bright(two_runs: list[Path], tmp_path: Path) -> tuple[ReportedModel, Images]
 
 def test_radii_and_steps_of_a_linear_model(bright: tuple[ReportedModel, Images]) -> None:
     run, images = bright
-    found = study(run, images, Settings(n=48), Told())
+    found = study(run, images)
     distance = (images.x[:, 0, 0, 0] - 0.5).abs()
     for eps, score in found.by_radius:
         wanted = int((distance > eps + 1e-6).sum()) if eps else 48
@@ -74,15 +64,14 @@ def test_radii_and_steps_of_a_linear_model(bright: tuple[ReportedModel, Images])
 def test_nothing_is_attacked_twice(bright: tuple[ReportedModel, Images]) -> None:
     """The attack at the full radius with the chosen steps gives answers, a point of each curve and images."""
     run, images = bright
-    told = Told()
-    study(run, images, Settings(n=48), told)
-    attacks = list(dict.fromkeys(what for what, _ in told.steps))
-    assert len(attacks) == len(STEPS) + len(RADII) - 1
+    bars = share_bars(Terminal(quiet=True))
+    quick_attack.study(run, images, 48, 20, bars)
+    assert bars.tasks[0].completed == len(STEPS) + len(RADII) - 1
 
 
 def test_the_gallery_is_the_first_of_each_class_within_the_ball(bright: tuple[ReportedModel, Images]) -> None:
     run, images = bright
-    found = study(run, images, Settings(n=48), Told())
+    found = study(run, images)
     assert found.shown.tolist() == [24, 0]
     assert torch.equal(found.x, images.x[[24, 0]])
     assert ((found.x_adv - found.x).abs() <= run.threat.eps + 1e-6).all()
@@ -93,7 +82,7 @@ def test_the_gallery_leaves_out_what_the_model_does_not_know(bright: tuple[Repor
     run, images = bright
     y = images.y.clone()
     y[0] = 0
-    found = study(run, Images(images.x, y, 2), Settings(n=48), Told())
+    found = study(run, Images(images.x, y, 2))
     assert found.shown.tolist() == [24, 1]
 
 
@@ -111,41 +100,36 @@ def test_a_second_time_nothing_is_attacked(
     (run,) = collect(two_runs[:1])
     run = replace(run, path=tmp_path)
     images = data.load(run.data, train=False)
-    first = study(run, images, Settings(n=20), Told())
+    first = study(run, images, 20)
     with monkeypatch.context() as patch:
         patch.setattr(quick_attack.engine, "Engine", None)
-        told = Told()
-        second = study(run, images, Settings(n=20), told)
-        assert not told.steps
+        second = study(run, images, 20)
         assert torch.equal(first.logits_adv, second.logits_adv)
         assert torch.equal(first.x_adv, second.x_adv)
         assert first.flags == second.flags
-        for other in (Settings(n=21), Settings(n=20, steps=19), Settings(n=20, seed=1)):
+        for other, n, steps in ((run, 21, 20), (run, 20, 19), (replace(run, weights="others"), 20, 20)):
             with pytest.raises(TypeError):  # the engine that is not there
-                study(run, images, other, told)
-        with pytest.raises(TypeError):
-            study(replace(run, weights="others"), images, Settings(n=20), told)
+                study(other, images, n, steps)
     (kept,) = (tmp_path / "report").glob("study-*.safetensors")
     kept.write_bytes(kept.read_bytes()[:-9])
-    again = study(run, images, Settings(n=20), Told())
-    assert torch.equal(first.logits_adv, again.logits_adv)
+    assert torch.equal(first.logits_adv, study(run, images, 20).logits_adv)
     (other,) = collect(two_runs[1:])
-    study(replace(other, path=tmp_path / "other"), images, Settings(n=20), Told())
+    study(replace(other, path=tmp_path / "other"), images, 20)
     (copied,) = (tmp_path / "other/report").glob("study-*.safetensors")
     kept.write_bytes(copied.read_bytes())
-    again = study(run, images, Settings(n=20), told := Told())
-    assert torch.equal(first.logits_adv, again.logits_adv)
-    assert told.steps, "what was kept for other weights is made again"
+    assert torch.equal(first.logits_adv, study(run, images, 20).logits_adv)
 
 
-def test_a_folder_that_cannot_be_written_to_is_no_hindrance(two_runs: list[Path], tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_to_is_no_hindrance(
+    two_runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run,) = collect(two_runs[:1])
     place = tmp_path / "file"
     place.write_text("no folder")
-    told = Told()
-    found = study(replace(run, path=place), data.load(run.data, train=False), Settings(n=10), told)
-    assert found.n == 10
-    assert "not stored" in told.said[0]
+    bars = share_bars(Terminal(stderr=True))
+    images = data.load(run.data, train=False)
+    assert quick_attack.study(replace(run, path=place), images, 10, 20, bars).n == 10
+    assert "not stored" in capsys.readouterr().err
 
 
 def test_a_fatal_flag_takes_the_numbers_away(bright: tuple[ReportedModel, Images]) -> None:
@@ -154,10 +138,6 @@ def test_a_fatal_flag_takes_the_numbers_away(bright: tuple[ReportedModel, Images
             return super().forward(x) + torch.randn(len(x), 2)
 
     run, images = bright
-    found = study(replace(run, model=Dice(), weights="dice"), images, Settings(n=48), Told())
+    found = study(replace(run, model=Dice(), weights="dice"), images)
     assert "random" in found.reasons
     assert all(score.reasons for _, score in found.by_radius + found.by_steps)
-
-
-def test_the_attack_is_the_one_that_is_said() -> None:
-    assert Settings(steps=7).attack == Untargeted(steps=7, restarts=1)

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from atlas.errors import UsageError
 from atlas.evaluation import Score
 from atlas.reports import tables
 from atlas.reports.tables import Cell, Table
-from atlas.terminal import one_line
-from atlas.threat import eps_text
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -159,24 +156,7 @@ def test_json() -> None:
     assert plain["rows"][2][1] == "invalid (random)"
 
 
-def test_a_row_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"must have 2 cells \(a, b\), got 1"):
-        Table.of("t", ["a", "b"], [["x"]])
-
-
-def test_no_control_characters_reach_a_terminal() -> None:
-    assert one_line("a\x1b[31mb\x00c\u202ed") == "a [31mb c d"
-
-
 def test_latex_sets_a_minus_and_leaves_names_alone() -> None:
     cell = Cell("-0.5", -0.5, (-3.4, 2.4), note="p = 1")
     text = Table.of("t", ["model", "x"], [["mnist-adv-1", cell]]).latex()
     assert r"mnist-adv-1 & $-$0.5 {\scriptsize [$-$3.4, 2.4] p = 1} \\" in text
-
-
-@pytest.mark.parametrize(
-    ("eps", "words"),
-    [(0.3, "0.3"), (8 / 255, "8/255"), (0.2, "0.2"), (2.0, "2"), (1 / 3, "85/255"), (0.0, "0")],
-)
-def test_a_radius_is_said_in_the_shorter_way(eps: float, words: str) -> None:
-    assert eps_text(eps) == words
