@@ -21,12 +21,12 @@ from atlas.files import write_atomic
 
 LABEL = "atlas"
 """The one entry in the header of our safetensors."""
+FORMAT = 1
+"""Of these files. It changes when what they hold can no longer be read as before."""
 _DAMAGE = (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError)
 """What a file that is not ours, or no longer, makes its readers raise."""
 _UNREADABLE = ("unable to open file", "unable to mmap")
 """How a RuntimeError of torch starts that is about the disk and not about the contents of the file."""
-FORMAT = 1
-"""Of these files. It changes when what they hold can no longer be read as before."""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
@@ -62,17 +62,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         )
     if expected != found:
         raise DamagedError(f"{path} is damaged: expected sha256 {str(expected)[:64]}, found {found}")
-    return tensors, _table(path, text)
-
-
-def _table(path: Path, text: str) -> dict[str, Any]:
     try:
-        about = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{path} cannot be read: {error}") from error
-    if not isinstance(about, dict):
-        raise DamagedError(f"{path} holds {type(about).__name__} beside its tensors, expected a table")
-    return about
+        return tensors, dict(json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:  # under a good checksum
+        raise DamagedError(f"{path} cannot be read: its table is none: {error}") from error
 
 
 def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:

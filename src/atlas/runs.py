@@ -17,7 +17,7 @@ import math
 import shlex
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,6 @@ DAMAGED = ".damaged"
 """The suffix of a state that was set aside because its checksum was wrong."""
 CHECKSUM = "crc"
 """The last value of a line of metrics: the CRC-32 of the line without it."""
-RATES = ("train_clean", "train_adv", "val_clean", "val_robust", "val_majority", "val_balanced")
 
 
 class Run:
@@ -82,16 +81,19 @@ class Run:
         try:
             whole = json.loads(self.config_path.read_text())
             config, expected = whole["config"], whole["hash"]
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CheckpointError(
-                f"{self.path} is not the folder of a run: no {self.config_path.name}"
-            ) from error
-        except OSError as error:
-            raise CheckpointError(f"{self.config_path} cannot be read: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            ValueError,
+            LookupError,
+            TypeError,
+            RecursionError,
+        ) as error:
             raise CheckpointError(
                 f"{self.path} is not the folder of a run: {self.config_path.name}: {error}"
             ) from error
+        except OSError as error:
+            raise CheckpointError(f"{self.config_path} cannot be read: {error.strerror}") from error
         if not isinstance(config, dict):
             raise CheckpointError(f"{self.config_path} must hold a table, got {type(config).__name__}")
         if fingerprint(config) != expected:
@@ -188,9 +190,8 @@ class Run:
         records = []
         with suppress(OSError):
             for line in self.timing_path.read_bytes().splitlines():
-                with suppress(ValueError, RecursionError):
-                    record = json.loads(line)
-                    records += [record] if isinstance(record, dict) else []
+                with suppress(ValueError, TypeError, RecursionError):
+                    records.append(dict(json.loads(line)))
         return records
 
     @property
@@ -212,42 +213,31 @@ class Run:
         return [path.parent for path in sorted(found) if not (path.parent / "metrics.jsonl").exists()]
 
     def check_weights(self, path: Path, about: Mapping[str, Any]) -> None:
-        """Refuse weights that another run has written, by what their file says.
-
-        Older versions noted the configuration alone, or nothing for a run of `fit`.
-        """
-        if "run" in about and self.noted("run") is not None:
-            same = about["run"] == self.noted("run")
-        else:
-            known = [self.noted("hash"), *self.changed_from]
-            same = known == [None] or about.get("config") in (None, *known)
-        if not same:
+        """Refuse weights that another run has written. Older versions did not note which did."""
+        written_by, run = about.get("run"), self.noted("run")
+        if None not in (written_by, run) and written_by != run:
             raise CheckpointError(
                 f"{path} was written by another run than that of {self.path}. Copy the right file back, or "
                 f"resume the run (atlas train --resume {self.path}), which exports it again"
             )
 
-    def problem_with_best(self, weights: Mapping[str, Tensor]) -> str | None:
-        """What is wrong with the file of the best weights, which should be these; None if nothing is."""
-        if not self.best_path.exists():
-            return f"{self.best_path} is missing"
-        try:
-            found, _ = load_tensors(self.best_path)
-        except CheckpointError as error:
-            return str(error)
-        same = same_tensors(found, weights)
-        return None if same else f"{self.best_path} holds other weights than the saved state"
+    def has_best(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether the file of the best weights is there and holds these."""
+        with suppress(CheckpointError):
+            return same_tensors(load_tensors(self.best_path)[0], weights)
+        return False
 
     # --- states ---
 
-    def require_space(self, weights: int, state: int) -> None:
-        """Refuse a disk that cannot hold a run whose weights and states have these sizes in bytes.
+    def require_space(self, weights: int) -> None:
+        """Refuse a disk that cannot hold a run whose weights have this size in bytes.
 
-        Two states are there at a time, the best and the last weights, and a third while one is replaced.
+        A state holds them, their best, their average, and two numbers for each by the optimiser. Two states
+        are there at a time, the best and the last weights, and a third while one is replaced.
         """
         files = (self.state_path, self.previous_path, self.best_path, self.last_path)
         there = sum(path.stat().st_size for path in files if path.exists())
-        require_room(self.path, max(weights, 2 * state + 3 * weights - there))
+        require_room(self.path, max(weights, (2 * 5 + 3) * weights - there))
 
     def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a new state. The one before stays, and is all there is while the new one is written."""
@@ -258,22 +248,22 @@ class Run:
             raise disk_error(self.previous_path, 0, error) from error
         save_tensors(self.state_path, tensors, about)
 
-    def load_state(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]] | None:
-        """The newest good state, and what is wrong with damaged ones; None if none was ever saved."""
-        complaints: list[str] = []
+    def load_state(
+        self, warn: Callable[[str], None] = lambda text: None
+    ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """The newest good state, with a warning of damaged ones; None if none was ever saved."""
         for path in (self.state_path, self.previous_path):
-            if not path.exists():
-                continue
             try:
-                return *load_tensors(path), complaints
+                if path.exists():
+                    return load_tensors(path)
             except DamagedError as error:
-                complaints.append(str(error))
                 # Moved away, so that the next save does not put it in the place of the good one.
                 path.replace(path.with_suffix(DAMAGED))
+                warn(f"{error}; resuming from the state before it")
         if set_aside := sorted(path.name for path in self.path.glob(f"state*{DAMAGED}")):
             raise CheckpointError(
-                "; ".join([*complaints, f"{self.path} holds no good state, only {', '.join(set_aside)}"])
-                + ". Copy a good state back, or start the run again in another folder"
+                f"{self.path} holds no good state, only {', '.join(set_aside)}. Copy a good state back, or "
+                "start the run again in another folder"
             )
         return None
 
@@ -295,12 +285,6 @@ def checked_records(path: Path, data: bytes) -> list[Record]:
             checksums = checksums or found is not None
             if checksums and found != checksum(record):
                 raise ValueError("its checksum does not match")
-            if record.get("kind") not in ("probe", "epoch"):
-                raise ValueError(f"kind must be probe or epoch, got {record.get('kind')!r}")
-            for name in RATES:
-                value = record.get(name, 0.0)
-                if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-                    raise ValueError(f"{name} must be between 0 and 1, got {value!r}")
         except (ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"{path} is damaged in line {number}: {error}. Restore the file from a copy, or start again "
@@ -370,8 +354,6 @@ def _built_for(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, An
                 )
         return build_model(about)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, UsageError) and ":" in about["model"]:  # of the user's factory
-            raise
         raise CheckpointError(f"{path} does not say what model it is of: {error}") from error
 
 

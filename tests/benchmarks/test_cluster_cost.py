@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from atlas import models
-from atlas.distributed.process_group import TorchProcessGroup
+from atlas.distributed.process_group import ProcessGroup
 from benchmarks.equations import case, count_step, counts_of
 from benchmarks.step import random_batch, trainer
 from benchmarks.tables import markdown, markers_of
@@ -87,7 +87,7 @@ def test_messages_are_those_that_a_step_really_sends(monkeypatch: pytest.MonkeyP
     for name, shape in SHAPES.items():
         for label in ("natural", "atlas-1", "trades_jac-1"):
             batch, model = random_batch(8, shape), models.build(name, shape=shape)
-            learner = trainer(model, case(label), batch, TorchProcessGroup(0, 2))
+            learner = trainer(model, case(label), batch, ProcessGroup(0, 2))
             learner.step(batch)
             sizes.clear()
             learner.step(batch)

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
 from uuid import uuid4
 
 import torch
@@ -25,7 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]
 )
 from torch.distributed.rendezvous import rendezvous
 
-from atlas.distributed.process_group import ProcessGroup, TorchProcessGroup, reached
+from atlas.distributed.process_group import ProcessGroup, reached
 from atlas.errors import AtlasError, Interrupted, LostWorkerError, UsageError
 from atlas.signals import (
     DEFAULT_WORKER_TIMEOUT,
@@ -65,33 +64,25 @@ def launch(arguments: Sequence[str], of: int, module: str = "atlas", *, independ
         for number in range(of):
             workers.start(command, {**common, "RANK": str(number), "LOCAL_RANK": str(number)})
         workers.wait(requests, independent=independent)
-    workers.check(requests)
-    return _code(workers, requests)
-
-
-def _code(workers: Workers, requests: Requests) -> int:
-    """The exit code that stands for all: rank 0 has said why, unless it was killed."""
-    codes = workers.codes
-    if any(codes.values()) and requests.caught is not None:
-        return 128 + requests.caught
-    for number, code in codes.items():
-        if code < 0 and not (code == -signal.SIGTERM and workers.asked):
-            raise LostWorkerError(
-                f"process {number} of {workers.of} was ended by {signal.Signals(-code).name}: resume to "
-                "continue from the last saved state"
-            )
-    return 0 if workers.failed is None else codes.get(workers.failed, LostWorkerError.exit_code)
+    return workers.exit_code(requests)
 
 
 @dataclass(eq=False)
 class Worker:
     """A process, with the reading end of the pipe for its signs of life."""
 
+    name: str
     process: subprocess.Popen[bytes]
     life: int
     heard: bool = False
+    killed: bool = False
     silent: float = 0.0
     """Seconds since its last sign of life, or since its start, in which the launcher itself was running."""
+
+    @property
+    def code(self) -> int | None:
+        """The exit code if it ended by itself; -N for signal N."""
+        return None if self.killed else self.process.poll()
 
     def listen(self, elapsed: float) -> None:
         try:
@@ -113,19 +104,12 @@ class Workers:
     def __init__(self, of: int) -> None:
         self.of, self.timeout = of, worker_timeout()
         self.workers: list[Worker] = []
-        self.failed: int | None = None
-        """The number of the first that failed by itself."""
+        self.failed: Worker | None = None
+        """The first that failed by itself."""
         self.given_up = ""
         """Why those that were left were killed, if they were."""
-        self.killed: set[int] = set()
         self.asked = False
         """Whether all were asked to save and exit."""
-
-    @property
-    def codes(self) -> dict[int, int]:
-        """The exit code of each that ended by itself; -N for signal N."""
-        found = {number: worker.process.poll() for number, worker in enumerate(self.workers)}
-        return {n: code for n, code in found.items() if code is not None and n not in self.killed}
 
     @property
     def running(self) -> list[Worker]:
@@ -150,80 +134,86 @@ class Workers:
             raise
         finally:
             os.close(write)
-        self.workers.append(Worker(process, life))
+        self.workers.append(Worker(f"process {len(self.workers)} of {self.of}", process, life))
 
     def wait(self, requests: Requests, *, independent: bool) -> None:
         """Wait until all have ended. A signal is passed on.
 
         If one fails, the others are asked to save and exit if they are `independent`; if not, they notice.
         """
-        passed_on = asked = False
+        passed_on = ending = False
         deadline, before = float("inf"), time.monotonic()
-        while running := self.running:
-            now = time.monotonic()
+        while True:
+            now, running = time.monotonic(), self.running
+            self.failed = self.failed or next((worker for worker in self.workers if worker.code), None)
+            if not running:
+                return
             for worker in running:
                 # A second at most: whoever stops the launcher, or the machine, may stop the workers too.
                 worker.listen(min(now - before, 1.0))
             before = now
-            self._note_failure()
             if requests.caught is not None and not passed_on:
-                passed_on = asked = True
+                passed_on = ending = True
                 deadline = now + self.timeout
                 self._ask(requests.caught)
-            elif self.failed is not None and not asked:
-                asked = True
+            elif self.failed and not ending:
+                ending = True
                 deadline = now + (self.timeout if independent else GRACE_SECONDS)
                 if independent:
                     self._ask(signal.SIGTERM)
-            self.given_up = self._overdue(running, asked, late=now > deadline)
+            self.given_up = self._overdue(running, ending, late=now > deadline)
             if self.given_up:
                 self.kill()
                 return
             time.sleep(POLL_SECONDS)
-        self._note_failure()
-
-    def _note_failure(self) -> None:
-        if self.failed is None:
-            self.failed = next((n for n, worker in enumerate(self.workers) if worker.process.poll()), None)
-
-    def _overdue(self, running: Sequence[Worker], asked: bool, late: bool) -> str:
-        """Why there is no point in waiting any longer, if so."""
-        for worker in running:
-            limit = self.timeout if worker.heard else max(self.timeout, DEFAULT_WORKER_TIMEOUT)
-            if worker.silent > (min(limit, GRACE_SECONDS) if asked else limit):
-                return f"{self._name(worker)} gave no sign of life for {worker.silent:.0f} seconds"
-        return f"{self._name(running[0])} did not end when it was asked to" if late else ""
-
-    def _name(self, worker: Worker) -> str:
-        return f"process {self.workers.index(worker)} of {self.of}"
-
-    def check(self, requests: Requests) -> None:
-        """Raise an error if those that were left had to be killed, unless another had failed before."""
-        if self.given_up and (self.failed is None or requests.caught is not None):
-            how = f"{self.given_up}, so all were killed: resume to continue from the last saved state"
-            raise LostWorkerError(how) if requests.caught is None else Interrupted(requests.caught, how)
-
-    def kill(self) -> None:
-        """End all that are left, with the processes that they have started."""
-        for worker in self.running:
-            self.killed.add(self.workers.index(worker))
-            with suppress(ProcessLookupError, PermissionError):  # the second: already dead, on macOS
-                os.killpg(worker.process.pid, signal.SIGKILL)
-        for worker in self.workers:
-            with suppress(subprocess.TimeoutExpired):
-                worker.process.wait(KILLED_SECONDS)
 
     def _ask(self, number: int) -> None:
         self.asked = True
         for worker in self.workers:
             worker.process.send_signal(number)
 
+    def _overdue(self, running: Sequence[Worker], ending: bool, late: bool) -> str:
+        """Why there is no point in waiting any longer, if so."""
+        for worker in running:
+            limit = self.timeout if worker.heard else max(self.timeout, DEFAULT_WORKER_TIMEOUT)
+            if worker.silent > (min(limit, GRACE_SECONDS) if ending else limit):
+                return f"{worker.name} gave no sign of life for {worker.silent:.0f} seconds"
+        return f"{running[0].name} did not end when it was asked to" if late else ""
+
+    def exit_code(self, requests: Requests) -> int:
+        """The exit code that stands for all: rank 0 has said why, unless it was killed.
+
+        Raises:
+            LostWorkerError, Interrupted: if one was killed, or had to be.
+        """
+        if self.given_up and (self.failed is None or requests.caught is not None):
+            how = f"{self.given_up}, so all were killed: resume to continue from the last saved state"
+            raise LostWorkerError(how) if requests.caught is None else Interrupted(requests.caught, how)
+        if requests.caught is not None and any(worker.code for worker in self.workers):
+            return 128 + requests.caught
+        for worker in self.workers:
+            code = worker.code or 0
+            if code < 0 and not (code == -signal.SIGTERM and self.asked):
+                raise LostWorkerError(
+                    f"{worker.name} was ended by {signal.Signals(-code).name}: resume to continue from the "
+                    "last saved state"
+                )
+        return 0 if self.failed is None else self.failed.code or LostWorkerError.exit_code
+
+    def kill(self) -> None:
+        """End all that are left, with the processes that they have started."""
+        for worker in self.running:
+            worker.killed = True
+            with suppress(ProcessLookupError, PermissionError):  # the second: already dead, on macOS
+                os.killpg(worker.process.pid, signal.SIGKILL)
+        for worker in self.workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.process.wait(KILLED_SECONDS)
+
     def __enter__(self) -> Workers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.kill()
         for worker in self.workers:
             os.close(worker.life)
@@ -248,14 +238,10 @@ def size() -> int:
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def default_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def checked_device(name: torch.device | str | None) -> torch.device:
-    """The device of this name, or the default; one that is not there is a usage error."""
+    """The device of this name; by default a GPU if there is one. One that is not there is a usage error."""
     try:
-        device = torch.device(name) if name else default_device()
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"device {str(name)!r} cannot be used here: {error}; try cpu") from error
@@ -292,7 +278,7 @@ def connected(patience: timedelta | None = None) -> Iterator[ProcessGroup]:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=number, world_size=of, timeout=patience)
     try:
-        yield TorchProcessGroup(number, of)
+        yield ProcessGroup(number, of)
     except (Interrupted, LostWorkerError) as ended:  # because of another, which may have said why
         raise _heard(store) or ended from ended
     except Exception as error:
@@ -330,12 +316,10 @@ def _ours(shared: Store, number: int, of: int, deadline: float) -> Store:
 
 def _heard(store: Store) -> AtlasError | None:
     """The error of which a lost rank has died, if it had time to say."""
-    try:
-        if not store.check([LAST_WORDS]):
-            return None
-        code, words = json.loads(store.get(LAST_WORDS))
-    except RuntimeError:  # the store is gone too
-        return None
-    error = AtlasError(words)
-    error.exit_code = code
-    return error
+    with suppress(RuntimeError):  # the store may be gone too
+        if store.check([LAST_WORDS]):
+            code, words = json.loads(store.get(LAST_WORDS))
+            error = AtlasError(words)
+            error.exit_code = code
+            return error
+    return None

@@ -3,8 +3,7 @@
 from atlas.distributed.launch import connected
 from atlas.distributed.process_group import ProcessGroup
 from atlas.runs import load_model
-from atlas.training.checkpointer import Result
-from atlas.training.fit import fit
+from atlas.training.fit import Result, fit
 from atlas.training.run import RunConfig, load_config, train
 from atlas.training.schedule import Schedule
 from atlas.training.settings import Optimizer, Training, Validation

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
-from types import TracebackType
 
 from rich.progress import (
     BarColumn,
@@ -19,12 +17,6 @@ from rich.progress import (
 from atlas.runs import Record
 from atlas.terminal import Terminal
 from atlas.threat import eps_text
-
-WIDTHS = {
-    **{"epoch": 7, "loss": 7, "eps": 7, "lr": 8, "||J||^2": 8},
-    **{"train": 6, "clean": 6, "robust  ": 8, "balanced": 8, "time": 5},
-}
-"""Of the columns, which fit a terminal of 80 with a space between them."""
 
 
 def imbalance_note(record: Record) -> str:
@@ -41,9 +33,8 @@ class Display:
     """
 
     def __init__(self, title: str, epochs: int, *, shown: bool, first: bool = True) -> None:
-        shown, self.first = shown and first, first
-        self.console = Terminal(stderr=True, quiet=not shown)
-        self.live = shown and self.console.is_terminal
+        self.epochs, self.first, self.headed = epochs, first, False
+        self.console = Terminal(stderr=True, quiet=not (shown and first))
         self.bars = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
@@ -53,9 +44,8 @@ class Display:
             TextColumn("left"),
             TimeRemainingColumn(),
             console=self.console,
-            disable=not self.live,
+            disable=self.console.quiet or not self.console.is_terminal,
         )
-        self.epochs, self.headed = epochs, False
         self.whole = self.bars.add_task(title, total=1.0 * epochs)
         self.work = self.bars.add_task("", total=None)
 
@@ -70,25 +60,29 @@ class Display:
 
     def epoch(self, record: Record, accuracy: str, seconds: float) -> None:
         """Print the line of an epoch, and before the first one the headings."""
-        loss, star = record["loss"], "*" if record["best"] else " "
-        cells = {
-            "epoch": f"{record['epoch'] + 1}/{self.epochs}",
-            "loss": f"{loss:.3f}" if abs(loss) < 100 else f"{loss:.2g}",
-            "eps": eps_text(record["eps"], 3),
-            "lr": f"{record['lr']:.2g}",
-            "||J||^2": f"{record['jacobian']:.3g}",
-            "train": f"{record[accuracy]:.1%}",
-            "clean": f"{record['val_clean']:.1%}",
-            "robust  ": f"{record['val_robust']:.1%} {star}",
-        }
-        if "val_balanced" in record:
-            cells["balanced"] = f"{record['val_balanced']:.1%}"
-        cells["time"] = f"{seconds:.0f}s"
+        loss, imbalanced = record["loss"], "val_majority" in record
+        columns = [  # which fit a terminal of 80 with a space between them
+            ("epoch", 7, f"{record['epoch'] + 1}/{self.epochs}"),
+            ("loss", 7, f"{loss:.3f}" if abs(loss) < 100 else f"{loss:.2g}"),
+            ("eps", 7, eps_text(record["eps"], 3)),
+            ("lr", 8, f"{record['lr']:.2g}"),
+            ("||J||^2", 8, f"{record['jacobian']:.3g}"),
+            ("train", 6, f"{record[accuracy]:.1%}"),
+            ("clean", 6, f"{record['val_clean']:.1%}"),
+            ("robust  ", 8, f"{record['val_robust']:.1%} {'*' if record['best'] else ' '}"),
+            *([("balanced", 8, f"{record['val_balanced']:.1%}")] if imbalanced else []),
+            ("time", 5, f"{seconds:.0f}s"),
+        ]
         if not self.headed:
             self.headed = True
-            self.say(_legend(record, accuracy))
-            self.say(_row(cells, cells))
-        self.say(_row(cells, cells.values()))
+            images = "clean images" if accuracy == "train_clean" else "adversaries"
+            text = f"train: accuracy on the {images} trained on; clean, robust: on validation images; "
+            if imbalanced:
+                share = f"{record['val_majority']:.1%}"
+                text += f"balanced: robust, as the mean over classes (a constant answer has {share} robust); "
+            self.say(f"{text}*: best so far, its weights are kept")
+            self.say(" ".join(heading.rjust(width) for heading, width, _ in columns))
+        self.say(" ".join(cell.rjust(width) for _, width, cell in columns))
 
     def say(self, text: str, style: str | None = None) -> None:
         self.console.say(text, style)
@@ -103,20 +97,5 @@ class Display:
         self.bars.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bars.stop()
-
-
-def _legend(record: Record, accuracy: str) -> str:
-    images = "clean images" if accuracy == "train_clean" else "adversaries"
-    text = f"train: accuracy on the {images} trained on; clean, robust: on validation images; "
-    if "val_majority" in record:
-        share = f"{record['val_majority']:.1%}"
-        text += f"balanced: robust, as the mean over classes (a constant answer has {share} robust); "
-    return f"{text}*: best so far, its weights are kept"
-
-
-def _row(headings: Iterable[str], cells: Iterable[str]) -> str:
-    return " ".join(cell.rjust(WIDTHS[heading]) for heading, cell in zip(headings, cells, strict=True))

@@ -7,38 +7,70 @@ results on a CPU; on a GPU that takes `training.deterministic`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from copy import deepcopy
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from atlas.attacks import frozen
+from atlas.attacks.inputs import answer
 from atlas.attacks.model_variants import check_autograd
 from atlas.config import check_arguments, fingerprint, table_of
-from atlas.data import Images, as_images, batches, split
-from atlas.data.images import check_left_alone
+from atlas.data import Images, as_images, split
 from atlas.distributed.launch import checked_device
 from atlas.distributed.process_group import ProcessGroup
-from atlas.errors import DataError, NumericError, UsageError, is_ctrl_c
+from atlas.errors import DataError, NumericError, UsageError, model_errors
 from atlas.files import locked
 from atlas.methods import Method
 from atlas.runs import Record, Run
 from atlas.signals import Requests, caught_signals
-from atlas.terminal import duration
 from atlas.threat import Threat, check_threat, eps_text
-from atlas.training.checkpointer import Checkpointer, Result, description
-from atlas.training.display import Display
+from atlas.training.display import Display, imbalance_note
 from atlas.training.log import Log
 from atlas.training.precision import deterministic
-from atlas.training.schedule import Schedule
 from atlas.training.settings import REGISTRIES, Training
-from atlas.training.trainer import Trainer
+from atlas.training.state import describe_model
+from atlas.training.trainer import StopTraining, Trainer
+
+
+@dataclass(frozen=True, repr=False)
+class Result:
+    """What `fit` returns. The model has the weights of the best epoch.
+
+    Example:
+        >>> result = atlas.fit(model, data, method, threat=atlas.Linf(0.1), epochs=2)  # doctest: +SKIP
+        >>> result  # doctest: +SKIP
+        all 2 epochs done: best epoch 2 of 2, validation robust accuracy 71.25%
+    """
+
+    model: nn.Module
+    best_epoch: int
+    """From 0, as in `epochs`; what is shown counts from 1. -1 if no epoch was finished."""
+    best_robust: float
+    epochs: list[Record]
+    """The record of each epoch, as in `metrics.jsonl`."""
+    ended: str
+    """Why training ended."""
+    seconds: float
+    """Time spent in epochs, over all starts of the run."""
+    folder: Path | None
+
+    def __repr__(self) -> str:
+        best = f"best epoch {self.best_epoch + 1} of {len(self.epochs)}"
+        return f"{self.ended}: {best}, validation robust accuracy {self.best_robust:.2%}{self.imbalance_note}"
+
+    @property
+    def best(self) -> Record:
+        """The record of the best epoch; empty on a rank that was started after it."""
+        return next((record for record in self.epochs if record["epoch"] == self.best_epoch), {})
+
+    @property
+    def imbalance_note(self) -> str:
+        """If classes are imbalanced, what puts the accuracy into perspective, else nothing."""
+        return imbalance_note(self.best)
 
 
 def ignore(record: Any) -> None:
@@ -75,7 +107,7 @@ def fit(
         method: What to minimise, from `atlas.methods`.
         threat: The perturbations to withstand.
         epochs: Replaces that of `training`; eps then grows during at most half of them. By default training
-            may take up to 100 epochs, and how long that may be is printed first.
+            may take up to 100 epochs, and how long that may be is printed after the first.
         lr: Replaces the learning rate of `training`.
         batch_size: Replaces that of `training`.
         validation_set: As `train_set`; by default `training.validation.size` of the training images.
@@ -130,8 +162,6 @@ def fit(
             f"images, got {training.batch_size} and {len(validation_images)}: start fewer"
         )
     model.to(checked_device(device) if device else next(model.parameters(), torch.empty(0)).device)
-    with deterministic(training.deterministic):  # before a GPU is first used
-        logits = _try(model, images)
     # Not all that there are: the others are other processes'.
     gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     run = Run(folder) if folder is not None and group.first else None
@@ -142,15 +172,19 @@ def fit(
         locked(run.path, lambda: run.check_config(table, allow_changes)) if run else nullcontext(),
         caught_signals() if folder is not None else nullcontext(Requests()) as requests,
         torch.random.fork_rng(gpus),
-        deterministic(training.deterministic),
+        deterministic(training.deterministic),  # before a GPU is first used
         Display(title, training.schedule.epochs, shown=progress, first=group.first) as display,
         Log(run) as log,
     ):
+        _check_model(model, images)
         torch.manual_seed(training.seed)  # for dropout; all else has streams of its own
         if group.size > 1:  # however the ranks' models were made
             weights = group.from_first((model.state_dict(), {}))
             assert weights is not None
             model.load_state_dict(weights[0])
+        data = {"data": images.fingerprint(), "validation": validation_images.fingerprint()}
+        start = describe_model(model, built_from_config="model" in (about or {})) if run else {}
+        name = fingerprint({"config": table, "model": start, **data})
         trainer = Trainer(
             model,
             images,
@@ -162,21 +196,31 @@ def fit(
             display=display,
             requests=requests,
             group=group,
+            about={**(about or {}), "config": fingerprint(table), **data, "run": name},
+            description=start,
         )
         _warn_of_short_reach(trainer)
-        seen = {"data": images.fingerprint(), "validation": validation_images.fingerprint()}
-        start = description(model, logits, built_from_config="model" in (about or {})) if run else {}
-        known = {**(about or {}), "config": fingerprint(table), **seen}
-        known["run"] = fingerprint({"config": table, "model": start, **seen})
-        checkpointer = Checkpointer(trainer, run, known, start)
         if run:  # so that a disk that is too small is found before the first epoch
-            run.require_space(*trainer.state.sizes())
-        checkpointer.restore(allow_changes)
+            run.require_space(sum(v.nbytes for v in model.state_dict().values()))
+        trainer.restore(allow_changes)
         if run:
-            run.write_config(table, checkpointer.about["run"])
-        if epochs is None and training.schedule == Schedule() and trainer.progress.step == 0:
-            _say_how_long(trainer)
-        return checkpointer.train(on_step, on_epoch)
+            run.write_config(table, trainer.about["run"])
+        try:
+            ended = trainer.train(on_step, on_epoch)
+        except StopTraining as stop:
+            ended = str(stop)
+        if trainer.state.best:
+            model.load_state_dict(trainer.state.best)
+        plateau, path = trainer.progress.plateau, run.path if run else None
+        result = Result(
+            model.eval(), plateau.best_epoch, plateau.best, log.epochs, ended, log.seconds, folder=path
+        )
+        if result.best.get("constant"):
+            display.warn(
+                "WARNING: constant: the weights of the best epoch give every validation image the same "
+                "answer, so their accuracy is the share of one class"
+            )
+        return result
 
 
 def _adjusted(training: Training, epochs: int | None, lr: float | None, batch_size: int | None) -> Training:
@@ -187,32 +231,6 @@ def _adjusted(training: Training, epochs: int | None, lr: float | None, batch_si
     if lr is not None:
         training = replace(training, optimizer=replace(training.optimizer, lr=lr))
     return training if batch_size is None else replace(training, batch_size=batch_size)
-
-
-def _say_how_long(trainer: Trainer) -> None:
-    """Time a step and the validation of a batch on a copy of the model, and say what the epochs may take."""
-    if trainer.display.console.quiet or trainer.group.size > 1:
-        return
-    training, schedule, images = trainer.training, trainer.schedule, trainer.images
-    device = trainer.state.device
-    batch = next(batches(images, training.batch_size, seed=training.seed, epoch=0, device=device))
-    # A model that cannot be copied or that fails is no reason not to start: training says what fails.
-    with suppress(Exception), torch.random.fork_rng([device] if device.type == "cuda" else []):
-        full = replace(training, schedule=replace(schedule, ramp_epochs=0))
-        few, model = Images(batch.x.cpu(), batch.y.cpu(), images.num_classes), deepcopy(trainer.state.model)
-        trial = Trainer(model, few, few, trainer.base_method, trainer.threat, full)
-        trial.step(batch)  # the first takes longer
-        began = time.monotonic()
-        trial.step(batch)
-        stepped = time.monotonic()
-        trial.attack_validation_images()
-        share = len(trainer.validation_images) / len(batch.ids)
-        epoch = (stepped - began) * trainer.num_batches + (time.monotonic() - stepped) * share
-        trainer.display.say(
-            f"an epoch takes about {duration(epoch)} here. Training ends after {schedule.patience} epochs "
-            f"without gain, and after {schedule.epochs} epochs ({duration(epoch * schedule.epochs)}) at the "
-            "latest; set another number with epochs= (training.schedule.epochs)"
-        )
 
 
 def _warn_of_short_reach(trainer: Trainer) -> None:
@@ -240,29 +258,18 @@ def _sets(train_set: Any, validation_set: Any, training: Training) -> tuple[Imag
     return images, validation_images
 
 
-def _try(model: nn.Module, images: Images) -> Tensor:
-    """The model's logits of the first image, twice. A custom model may fail: nothing is written yet."""
+def _check_model(model: nn.Module, images: Images) -> None:
+    """Refuse a model that cannot be trained on these images, before anything is written."""
     weights = [p for p in model.parameters() if p.requires_grad]
     if not weights:
         raise UsageError("the model has no weights to train: expected at least one that requires a gradient")
     if any(p.is_meta for p in weights):
         raise UsageError("the model has weights on the device meta, which holds no values: load them first")
-    x = images.pixels(torch.zeros(2, dtype=torch.int64, device="cpu"), weights[0].device)
-    try:
-        with frozen(model), torch.no_grad():
-            logits = model(given := x.clone())
-    except (Exception, SystemExit) as error:  # a custom model can raise anything
-        if is_ctrl_c(error):
-            raise
-        raise UsageError(
-            f"the model fails on images of shape {images.shape}: {type(error).__name__}: {error}"
-        ) from error
-    check_left_alone(given, x)
+    with model_errors("before training", "Free memory, then start again"):
+        logits = answer(model, images.pixels(slice(2), weights[0].device))
     expected = f"logits [B, {images.num_classes}], a finite number for each class"
-    if not isinstance(logits, torch.Tensor) or logits.dim() != 2 or logits.shape[1] < images.num_classes:
-        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if logits.shape[1] < images.num_classes:
         empty = f". Is there a class too many? {images.empty_classes}" if images.empty_classes else ""
-        raise UsageError(f"the model returns {got} for 2 images, expected {expected}{empty}")
+        raise UsageError(f"the model gives {list(logits.shape)} for 2 images, expected {expected}{empty}")
     if not logits.isfinite().all():
         raise NumericError(f"the model's logits are not finite before training; expected {expected}")
-    return logits

@@ -7,7 +7,6 @@ import os
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
@@ -68,13 +67,8 @@ class Log:
         """Log a time. Nothing depends on it, so what cannot be written is left out."""
         self.seconds += record.get("seconds", 0.0)
         if self.run is not None:
-            line = json.dumps({"at": round(time.time(), 3), **record}).encode() + b"\n"
-            with suppress(OSError), self.run.timing_path.open("ab+") as file:
-                if file.tell():
-                    file.seek(-1, os.SEEK_END)
-                    if file.read() != b"\n":  # a crash has torn the line before
-                        line = b"\n" + line
-                file.write(line)
+            with suppress(OSError), self.run.timing_path.open("a") as file:
+                file.write(json.dumps({"at": round(time.time(), 3), **record}) + "\n")
 
     def flush(self) -> int:
         """Sync the metrics to disk; returns their number of bytes."""
@@ -90,30 +84,25 @@ class Log:
     def __enter__(self) -> Log:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.events is not None:
-            self.events.close()
-
-
-NAME = "events.out.tfevents."
+            self.events.file.close()
 
 
 class Events:
-    """A file of TensorBoard events.
+    """A file of TensorBoard events; events of earlier files from `step` on no longer count.
 
     torch's own writer names its file after the host, which would be published with the run, and the time,
     by which TensorBoard orders the files of one run: wrongly if the clock went back. Here they are numbered.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
-        """A new file beside those of earlier starts, whose events from `step` on no longer count."""
+        name = "events.out.tfevents."
         try:
             folder.mkdir(exist_ok=True)
-            ends = [path.name.removeprefix(NAME) for path in folder.iterdir()]
+            ends = [path.name.removeprefix(name) for path in folder.iterdir()]
             last = max((int(end) for end in ends if end.isdecimal()), default=0)
-            self.path = folder / f"{NAME}{last + 1:06d}"
+            self.path = folder / f"{name}{last + 1:06d}"
             self.file = self.path.open("xb", buffering=0)  # so that nothing is left to fail when it is closed
         except OSError as error:
             raise disk_error(folder, 0, error) from error
@@ -131,6 +120,3 @@ class Events:
             self.records.write(data)
         except OSError as error:
             raise disk_error(self.path, len(data), error) from error
-
-    def close(self) -> None:
-        self.file.close()

@@ -35,18 +35,15 @@ def deterministic(wanted: bool) -> Iterator[None]:
         yield
         return
     cudnn = torch.backends.cudnn
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-    )
-    benchmark = cudnn.benchmark
+    enabled, benchmark = torch.are_deterministic_algorithms_enabled(), cudnn.benchmark
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read by cuBLAS when it is first used
     try:
         torch.use_deterministic_algorithms(True)
         cudnn.benchmark = False
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         cudnn.benchmark = benchmark
 
 
@@ -59,22 +56,9 @@ def lowered(
     return nullcontext()
 
 
-def lowered_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
-    """The model as the terms of a loss get it: the squared Jacobian leaves autocast, this enters it again."""
-    return _in_bfloat16(model, device) if precision == "bfloat16-all" else model
+def in_bfloat16(model: nn.Module, device: torch.device) -> Model:
+    """The model by itself in bfloat16, also where autocast is off, as in the squared Jacobian."""
 
-
-def searched_model(precision: Precision, model: nn.Module, device: torch.device) -> Model:
-    """The model as validation's attack searches with it; what it finds is checked with the model itself."""
-    return model if crafting_dtype(precision) == "float32" else _in_bfloat16(model, device)
-
-
-def crafting_dtype(precision: Precision) -> str:
-    """In which the passes that make adversaries are."""
-    return "float32" if precision == "float32" else "bfloat16"
-
-
-def _in_bfloat16(model: nn.Module, device: torch.device) -> Model:
     def answer(x: Tensor) -> Tensor:
         with torch.autocast(device.type, torch.bfloat16):
             logits: Tensor = model(x)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,14 @@ from atlas.data.load import TEST, lacks_test_set
 from atlas.data.store import at_home
 from atlas.distributed.launch import checked_device, local_device
 from atlas.distributed.process_group import ProcessGroup
-from atlas.errors import UsageError
+from atlas.errors import UsageError, model_errors
 from atlas.methods import Method
 from atlas.models.normalize import Normalization
 from atlas.models.weights import load_weights, normalization_of, read_weights
 from atlas.runs import Record, Run, build_model
 from atlas.terminal import Terminal
 from atlas.threat import Threat
-from atlas.training.checkpointer import Result
-from atlas.training.fit import fit, ignore
+from atlas.training.fit import Result, fit, ignore
 from atlas.training.settings import REGISTRIES, Training
 
 SHOWN_IMAGES = 500
@@ -87,10 +85,7 @@ def train(
         data_root: Where named data sets are; default: $ATLAS_DATA.
         device: Such as "cpu" or "cuda:1"; default: a GPU if there is one.
         allow_changes: Resume although settings differ.
-        on_step: As in `fit`, like all that follow.
-        on_epoch: See there.
-        progress: See there.
-        group: See there.
+        on_step, on_epoch, progress, group: As in `fit`.
 
     Returns:
         The result of `fit`, with the same errors.
@@ -101,21 +96,32 @@ def train(
     """
     place = checked_device(local_device(device))
     images = data.load(config.data, train=True, root=data_root)
-    shown = progress and group.first and not Run(folder).begun
-    if shown:
-        _show_gaps(config.data, images)
-    path, tensors = _starting_weights(config)
+    quiet = not (progress and group.first) or Run(folder).begun
+    console = Terminal(stderr=True, quiet=quiet)
+    if images.empty_classes:
+        console.say(f"{config.data}: {images.empty_classes}", "yellow")
+    if lacks_test_set(config.data):  # said before time goes into a run that cannot be tested
+        console.say(
+            f"{config.data} has no test set, which `atlas evaluate` needs. To set a fifth of its images "
+            f"apart, train with data = {json.dumps(f'{config.data}{TEST}0.2', ensure_ascii=False)}",
+            "yellow",
+        )
+    path, tensors = Path(), dict[str, Tensor]()
+    if config.weights is not None:
+        path = at_home(config.weights)
+        path = Run(path).best_path if path.is_dir() else path
+        tensors = read_weights(path)
     about = {
         "model": config.model,
         "num_classes": images.num_classes,
         "shape": list(images.shape),
-        "normalize": _normalization(config, images, path, tensors),
+        "normalize": _normalization(config.normalize, images, path, tensors),
     }
     model = build_model(about, config.training.seed)
     if tensors:
         load_weights(model, tensors, path, config.model)
-        if shown:
-            _show_start(model.to(place), images, path, config.training.batch_size)
+        if not quiet:
+            console.say(_accuracy_at_start(model.to(place), images, path, config.training.batch_size))
     return fit(
         model,
         images,
@@ -134,54 +140,33 @@ def train(
     )
 
 
-def _starting_weights(config: RunConfig) -> tuple[Path, dict[str, Tensor]]:
-    """The file that the run starts from and its tensors; none where it starts from random weights."""
-    if config.weights is None:
-        return Path(), {}
-    path = at_home(config.weights)
-    path = Run(path).best_path if path.is_dir() else path
-    return path, read_weights(path)
-
-
 def _normalization(
-    config: RunConfig, images: data.Images, path: Path, tensors: Mapping[str, Tensor]
+    wanted: bool | MeanStd, images: data.Images, path: Path, tensors: Mapping[str, Tensor]
 ) -> Normalization | None:
     """The one in the weights to start from, which were trained with it; else what the configuration says."""
     found = normalization_of(tensors)
-    if isinstance(config.normalize, MeanStd):
+    if isinstance(wanted, MeanStd):
         if found is not None:
             raise UsageError(
                 f"{path} already holds a normalisation, mean {found[0]}, std {found[1]}: omit yours"
             )
-        return config.normalize.mean, config.normalize.std
-    return found or (images.stats() if config.normalize else None)
+        return wanted.mean, wanted.std
+    return found or (images.stats() if wanted else None)
 
 
-def _show_gaps(name: str, images: data.Images) -> None:
-    """Print what the data lacks, before time goes into a run that cannot be tested."""
-    if images.empty_classes:
-        Terminal(stderr=True).say(f"{name}: {images.empty_classes}", "yellow")
-    if lacks_test_set(name):
-        Terminal(stderr=True).say(
-            f"{name} has no test set, which `atlas evaluate` needs. To set a fifth of its images apart, "
-            f"train with data = {json.dumps(f'{name}{TEST}0.2', ensure_ascii=False)}",
-            "yellow",
-        )
-
-
-def _show_start(model: nn.Module, images: data.Images, path: Path, batch_size: int) -> None:
-    """Print how accurate the weights are before training, where a wrong normalisation shows."""
-    part = slice(SHOWN_IMAGES)
-    x, y = images.pixels(part, next(model.parameters()).device), images.y[part]
-    with suppress(Exception), frozen(model), torch.no_grad():  # `fit` reports what a model fails at
+def _accuracy_at_start(model: nn.Module, images: data.Images, path: Path, batch_size: int) -> str:
+    """How accurate the weights are before training, where a wrong normalisation shows."""
+    x = images.pixels(slice(SHOWN_IMAGES), next(model.parameters()).device)
+    y = images.y[:SHOWN_IMAGES]
+    with model_errors("before training", "Free memory, then start again"), frozen(model), torch.no_grad():
         right = int((predict(model, x, batch_size).argmax(1).cpu() == y).sum())
-        text = f"{path}: {right / len(y):.1%} correct on the first {len(y)} training images, before training"
-        if right <= int(y.bincount().max()):
-            text += (
-                ", which is no better than a constant answer. If the weights were trained on normalised "
-                "images, set normalize = { mean = [...], std = [...] }"
-            )
-        Terminal(stderr=True).say(text)
+    text = f"{path}: {right / len(y):.1%} correct on the first {len(y)} training images, before training"
+    if right <= int(y.bincount().max()):
+        text += (
+            ", which is no better than a constant answer. If the weights were trained on normalised "
+            "images, set normalize = { mean = [...], std = [...] }"
+        )
+    return text
 
 
 def load_config(folder: Path) -> RunConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -96,10 +95,10 @@ class PlateauTracker:
 
     def update(self, epoch: int, accuracy: float, schedule: Schedule) -> bool:
         """Add the accuracy after an epoch (the first is 0); whether it is the best so far."""
-        # No gain, but an epoch at the full eps is preferred to one of the ramp that is as good.
-        ripe = accuracy == self.best and epoch >= schedule.ramp_epochs > self.best_epoch
         improved = accuracy > self.best
-        if improved or ripe:
+        # No gain, but an epoch at the full eps is preferred to one of the ramp that is as good.
+        preferred = accuracy == self.best and epoch >= schedule.ramp_epochs > self.best_epoch
+        if improved or preferred:
             self.best, self.best_epoch = accuracy, epoch
         if improved:
             self.since_best = self.since_cut = 0
@@ -108,7 +107,7 @@ class PlateauTracker:
             self.since_cut += 1
             if schedule.kind == "guided" and self.since_cut == schedule.plateau:
                 self.cut()
-        return improved or ripe
+        return improved or preferred
 
     def cut(self) -> None:
         """One cut of the learning rate."""
@@ -146,8 +145,8 @@ class CollapseDetector:
         if robust > self.best:
             self.best, self.clean_at_best, self.jacobian_at_best = robust, clean, jacobian
         before, fall = self.collapsed, self.best - robust
-        fell = fall > max(FALL, CHANCE * math.sqrt((_variance(self.best) + _variance(robust)) / n))
-        fell = fell and self.clean_at_best - clean < SPARED * fall
+        chance = CHANCE * math.sqrt((self.best * (1 - self.best) + robust * (1 - robust)) / n)
+        fell = fall > max(FALL, chance) and self.clean_at_best - clean < SPARED * fall
         self.collapsed = fell and (before or jacobian > JUMP * self.jacobian_at_best)
         if before or not self.collapsed:
             return None
@@ -157,63 +156,3 @@ class CollapseDetector:
             f"to {jacobian:.3g} and clean accuracy stayed at {clean:.1%}: the model resists little but the "
             "attack that it trains on."
         )
-
-
-def _variance(share: float) -> float:
-    return share * (1 - share)
-
-
-IMBALANCED = 0.1
-"""Classes are imbalanced where the largest has this much more of the images than an equal share."""
-
-
-@dataclass(frozen=True)
-class Validated:
-    """Validation images of each class that are classified correctly; classes without images are omitted.
-
-    By class, because an accuracy over all images can hide a class that was never learned.
-    """
-
-    labels: Sequence[int]
-    sizes: Sequence[int]
-    """Images of each class."""
-    right_clean: Sequence[int]
-    right_robust: Sequence[int]
-    """Under the validation attack."""
-
-    @classmethod
-    def of(cls, sizes: Sequence[int], clean: Sequence[int], robust: Sequence[int]) -> Validated:
-        """From counts for every class."""
-        there = [label for label, size in enumerate(sizes) if size]
-        return cls(there, *([counts[label] for label in there] for counts in (sizes, clean, robust)))
-
-    @property
-    def clean(self) -> float:
-        return sum(self.right_clean) / sum(self.sizes)
-
-    @property
-    def robust(self) -> float:
-        return sum(self.right_robust) / sum(self.sizes)
-
-    @property
-    def majority(self) -> float:
-        """The share of the largest class: the accuracy of a constant answer."""
-        return max(self.sizes) / sum(self.sizes)
-
-    @property
-    def balanced(self) -> float:
-        """The mean over the classes of their robust accuracies."""
-        rates = [right / size for right, size in zip(self.right_robust, self.sizes, strict=True)]
-        return sum(rates) / len(rates)
-
-    @property
-    def imbalanced(self) -> bool:
-        return len(self.sizes) > 1 and self.majority > 1 / len(self.sizes) + IMBALANCED
-
-    @property
-    def one_answer(self) -> int | None:
-        """The class that every image is classified as: all of its images are correct, and no other."""
-        right = [k for k, count in enumerate(self.right_clean) if count]
-        if len(self.sizes) > 1 and len(right) == 1 and self.right_clean[right[0]] == self.sizes[right[0]]:
-            return self.labels[right[0]]
-        return None

@@ -131,7 +131,7 @@ def test_what_is_no_module_or_has_no_values_is_refused() -> None:
         trained(lambda x: x.flatten(1), *images())
     with pytest.raises(UsageError, match="on the device meta, which holds no values"):
         trained(net().to("meta"), *images())
-    with pytest.raises(UsageError, match="returns tuple for 2 images"):
+    with pytest.raises(UsageError, match="the model gives a tuple"):
         trained(Tells(), *images())
 
 
@@ -381,15 +381,6 @@ def test_steps_that_are_too_short_for_the_ball_are_told_of() -> None:
         fit(net(), images(), method, threat=atlas.L2(2.0), training=TRAINING, progress=False)
 
 
-def test_a_model_that_answers_alike_whatever_it_sees_is_told_of_once() -> None:
-    model = net()
-    with torch.no_grad():
-        model[2].bias.fill_(-100)  # type: ignore[union-attr]  # no ReLU lets anything through
-    with pytest.warns(UserWarning, match="gives the same answer to every image") as told:
-        trained(model, *images())
-    assert len(told) == 1
-
-
 def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("mine")
     with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\); choose a new or an empty one"):
@@ -410,5 +401,5 @@ def test_a_model_that_ends_the_process_ends_training_with_an_error(left: int) ->
 
     model = Ends(*net())
     model.left = left
-    with pytest.raises(ModelError if left > 1 else UsageError):
+    with pytest.raises(ModelError, match=r"called sys\.exit"):
         trained(model, *images())

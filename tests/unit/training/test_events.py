@@ -21,7 +21,7 @@ def write(folder: Path, start: int, values: dict[int, float]) -> None:
     events = Events(folder, start)
     for step, value in values.items():
         events.scalar("epoch/loss", value, step)
-    events.close()
+    events.file.close()
 
 
 def test_tensorboard_reads_them(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, 
 from atlas.methods import Adv, Atlas, Natural
 from atlas.runs import Run
 from atlas.training import Optimizer, Schedule, StopTraining, Training, Validation, fit, load_model
-from atlas.training.schedule import Validated
 from atlas.training.trainer import Trainer
 
 THREAT = atlas.Linf(0.1)
@@ -92,22 +91,15 @@ def test_epochs_lr_and_batch_size_are_keywords() -> None:
             run(**wrong)  # type: ignore[arg-type]
 
 
-def test_how_long_it_may_take_is_said_before_it_starts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_long_it_may_take_is_said_after_the_first_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     def stop(records: Any) -> None:
         raise StopTraining
 
-    def first_epoch(**more: Any) -> tuple[str, Any]:
-        model, training = nn.Sequential(nn.Dropout(0.5), *network()), Training(validation=SHORT.validation)
-        result = fit(model, task(), Adv(), threat=THREAT, training=training, on_epoch=stop, **more)
-        return " ".join(capsys.readouterr().err.split()), result.epochs
-
-    told, shown = first_epoch()
-    words = r"an epoch takes about \d+ s here\. Training ends after 10 epochs without gain.* 1/100 "
-    assert re.search(words, told)
-    quiet, hidden = first_epoch(progress=False)
-    assert quiet == ""
-    assert shown == hidden, "timing it changes nothing"
-    assert "an epoch takes" not in first_epoch(epochs=100)[0]
+    for more, told in (({}, True), ({"epochs": 40}, False)):
+        training: Any = {"training": Training(validation=SHORT.validation), **more}
+        fit(network(), task(), Adv(), threat=THREAT, on_epoch=stop, **training)
+        words = r"ends after 10 epochs without gain, and after 100 epochs \(.*\) at the latest"
+        assert bool(re.search(words, " ".join(capsys.readouterr().err.split()))) == told
 
 
 def test_a_validation_set_of_ones_own_is_used() -> None:
@@ -323,10 +315,10 @@ def collapsing(monkeypatch: pytest.MonkeyPatch, accuracies: list[float]) -> None
     """Let validation tell this story, with a Jacobian that rises as accuracy falls."""
     story = iter(accuracies)
 
-    def validate(self: Trainer) -> Validated:
+    def validate(self: Trainer) -> dict[str, float]:
         robust = next(story)
         self.progress.jacobian = 10 / robust**2
-        return Validated([0, 1], [500, 500], [500, 500], [round(500 * robust)] * 2)
+        return {"val_clean": 1.0, "val_robust": robust}
 
     monkeypatch.setattr(Trainer, "validate", validate)
 
@@ -433,7 +425,6 @@ WEAK = Validation(size=0.25, attack=PGD(steps=1, step_size=1e-3, start_at="clean
 
 
 @pytest.mark.filterwarnings("ignore:the steps of training.validation.attack go", "ignore:collapse")
-@pytest.mark.parametrize("known", [True, False], ids=["", "state of an older version"])
 @pytest.mark.parametrize(
     ("weak", "strong", "change"),
     [
@@ -451,7 +442,6 @@ def test_another_threat_or_validation_attack_starts_the_choice_of_the_best_epoch
     weak: tuple[atlas.Linf, Validation],
     strong: tuple[atlas.Linf, Validation],
     change: str,
-    known: bool,
 ) -> None:
     """What the first epochs reached under a weak attack says nothing of those under a strong one."""
 
@@ -462,11 +452,6 @@ def test_another_threat_or_validation_attack_starts_the_choice_of_the_best_epoch
         return fit(network(), task(), Adv(), threat=under[0], training=training, **where)  # type: ignore[arg-type]
 
     first = trained(weak, 3)
-    if not known:
-        state = Run(tmp_path).state_path
-        tensors, about = load_tensors(state)
-        del about["validated_with"]
-        save_tensors(state, tensors, about)
     with pytest.raises(
         UsageError, match=f"{change}.*all 3 epochs done.*Set a larger training.schedule.epochs"
     ):
@@ -502,20 +487,6 @@ def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(tmp_path: Path) -> 
     assert run(folder=tmp_path).epochs == run().epochs
 
 
-class Functional(nn.Module):
-    """A net whose activation is not among its layers."""
-
-    def __init__(self, activation: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(36, 16), nn.Linear(16, 2)
-        self.load_state_dict(dict(zip(self.state_dict(), network().state_dict().values(), strict=True)))
-        self.activation = activation
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.second(self.activation(self.first(x.flatten(1))))
-        return logits
-
-
 def changed(layer: int, change: Callable[[nn.Module], nn.Module]) -> nn.Module:
     layers = list(network().children())
     layers[layer] = change(layers[layer])
@@ -528,17 +499,16 @@ def changed(layer: int, change: Callable[[nn.Module], nn.Module]) -> nn.Module:
         (
             network,
             lambda: changed(2, lambda relu: nn.Sigmoid()),
-            r"its layers differ: \(2\): ReLU\(\) in the run, \(2\): Sigmoid\(\) in the given model",
+            "its layers differ",
         ),
         (
             network,
             lambda: changed(1, lambda part: part.requires_grad_(False)),
-            "are frozen: 1.bias, 1.weight",
+            "its frozen parameters differ",
         ),
         (network, lambda: network(1), "its initial weights differ"),
-        (lambda: Functional(torch.relu), lambda: Functional(torch.sigmoid), "so its forward pass differs"),
     ],
-    ids=["layers", "frozen", "weights", "forward pass"],
+    ids=["layers", "frozen", "weights"],
 )
 def test_the_run_of_another_model_is_not_continued(
     tmp_path: Path, first: Callable[[], nn.Module], second: Callable[[], nn.Module], reason: str
@@ -572,7 +542,7 @@ def test_a_state_that_does_not_describe_its_model_is_resumed(tmp_path: Path) -> 
     interrupted(SHORT, tmp_path, after=5)
     state = Run(tmp_path).state_path
     tensors, about = load_tensors(state)
-    del about["model"], about["run"]
+    del about["model"], about["run"], about["validated_with"]
     save_tensors(state, tensors, about)
     assert run(folder=tmp_path).epochs == run().epochs
 
@@ -605,7 +575,7 @@ def test_the_best_weights_are_exported_again_from_the_state(
     harm(best)
     fit(network(), task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path)
     assert best.read_bytes() == before
-    assert re.search(r"best.safetensors .*; exported it again from the saved state", capsys.readouterr().err)
+    assert re.search(r"best.safetensors .*: exported it again", capsys.readouterr().err)
 
 
 def test_the_weights_of_another_run_are_refused(tmp_path: Path) -> None:
@@ -646,7 +616,7 @@ def test_a_torn_line_of_times_is_no_hindrance(tmp_path: Path) -> None:
         file.write('{"at": 17')
     assert run(folder=tmp_path).epochs == run().epochs
     events = [line["event"] for line in Run(tmp_path).times]
-    assert events == ["epoch", "interrupted", *["epoch", "epoch done"] * 3], "only the torn line is lost"
+    assert events == ["epoch", "interrupted", "epoch done", *["epoch", "epoch done"] * 2], "no more is lost"
 
 
 def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -> None:
@@ -661,10 +631,10 @@ def test_a_damaged_state_never_takes_the_place_of_the_good_one(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (nn.Sequential(nn.Flatten(), nn.Linear(35, 2)), "fails on images of shape"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), r"returns \[2, 1\]"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(35, 2)), "the model failed on images"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(36, 1)), r"gives float32 \[2, 1\]"),
         (nn.Flatten(), "no weights"),
-        (nn.Linear(6, 2), r"returns \[2, 1, 6, 2\]"),
+        (nn.Linear(6, 2), r"gives float32 \[2, 1, 6, 2\]"),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(

@@ -34,7 +34,7 @@ with caught_signals() as requests:
 """
 
 
-class TorchProcessGroup:
+class Team:
     """Two workers that work for half a minute and save when they are asked to stop."""
 
     def __init__(self, folder: Path, codes: tuple[str, str] = (WORKER, WORKER)) -> None:
@@ -95,7 +95,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_ctrl_c_ends_a_worker_that_is_stopped_and_its_children(tmp_path: Path, stopped: int) -> None:
-    team = TorchProcessGroup(tmp_path)
+    team = Team(tmp_path)
 
     def act() -> None:
         os.kill(team.pids[stopped], signal.SIGSTOP)
@@ -106,7 +106,7 @@ def test_ctrl_c_ends_a_worker_that_is_stopped_and_its_children(tmp_path: Path, s
     with pytest.raises(
         Interrupted, match=f"process {stopped} of 2 gave no sign of life for 2 seconds"
     ) as error:
-        team.workers.check(team.requests)
+        team.workers.exit_code(team.requests)
     assert error.value.exit_code == 130
     assert "saved, resume" not in str(error.value)
     wait_until(team.gone)
@@ -116,11 +116,11 @@ def test_a_worker_that_stays_stopped_is_given_up_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "3")
-    team = TorchProcessGroup(tmp_path)
+    team = Team(tmp_path)
     team.once_started(lambda: os.kill(team.pids[1], signal.SIGSTOP))
     assert 3 < team.wait() < 20
     with pytest.raises(LostWorkerError, match="process 1 of 2 gave no sign of life for 3 seconds"):
-        team.workers.check(team.requests)
+        team.workers.exit_code(team.requests)
     wait_until(team.gone)
 
 
@@ -128,7 +128,7 @@ def test_a_worker_that_is_stopped_for_a_moment_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "4")
-    team = TorchProcessGroup(tmp_path)
+    team = Team(tmp_path)
 
     def act() -> None:
         for number in (signal.SIGSTOP, signal.SIGCONT):
@@ -138,8 +138,8 @@ def test_a_worker_that_is_stopped_for_a_moment_continues(
 
     team.once_started(act)
     team.wait()
-    team.workers.check(team.requests)
-    assert not team.workers.killed
+    team.workers.exit_code(team.requests)
+    assert not any(worker.killed for worker in team.workers.workers)
 
 
 DEAF = """
@@ -157,11 +157,11 @@ def test_a_worker_that_lives_but_does_not_end_is_killed_after_the_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ATLAS_WORKER_TIMEOUT", "3")
-    team = TorchProcessGroup(tmp_path, (WORKER, DEAF))
+    team = Team(tmp_path, (WORKER, DEAF))
     team.once_started(team.interrupt)
     assert team.wait() < 20
     with pytest.raises(Interrupted, match="process 1 of 2 did not end when it was asked to"):
-        team.workers.check(team.requests)
+        team.workers.exit_code(team.requests)
 
 
 FAILS = """
@@ -173,12 +173,10 @@ sys.exit(6)
 @pytest.mark.parametrize("independent", [True, False])
 def test_one_that_fails_ends_the_others(tmp_path: Path, independent: bool) -> None:
     """Those that work on their own are asked to save; those that work together are given time to notice."""
-    team = TorchProcessGroup(tmp_path, (WORKER, FAILS))
+    team = Team(tmp_path, (WORKER, FAILS))
     assert team.wait(independent=independent) < 20
-    team.workers.check(team.requests)
-    assert team.workers.failed == 1
-    assert team.workers.codes[1] == 6
-    assert team.workers.killed == (set() if independent else {0})
+    assert team.workers.exit_code(team.requests) == 6
+    assert [worker.killed for worker in team.workers.workers] == [not independent, False]
 
 
 def test_the_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +190,7 @@ def test_the_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_workers_do_not_hand_their_pipe_on(tmp_path: Path) -> None:
     """A process that a worker starts would otherwise write to a number that is another file there."""
     code = f"import os\n{WORKER}".replace("child.pid", f"'{LIFE}' in os.environ")
-    team = TorchProcessGroup(tmp_path, (code, code))
+    team = Team(tmp_path, (code, code))
     team.once_started(team.interrupt)
     team.wait()
     assert [team.said(number).strip() for number in range(2)] == ["False", "False"]

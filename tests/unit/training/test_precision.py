@@ -20,9 +20,9 @@ from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.training import Optimizer, Schedule, Training, Validation, fit, precision
-from atlas.training.precision import Precision, fastest, lowered, lowered_model, puts_channels_last
+from atlas.training.precision import Precision, fastest, in_bfloat16, lowered, puts_channels_last
 from atlas.training.settings import REGISTRIES
-from atlas.training.trainer import TrainState
+from atlas.training.state import TrainState
 
 THREAT = atlas.Linf(0.1)
 SHORT = Training(
@@ -131,7 +131,7 @@ def test_a_rounded_jacobian_pulls_the_weights_the_same_way(name: str) -> None:
     def pull(arithmetic: Precision, x: Tensor) -> Tensor:
         device = torch.device("cpu")
         with lowered(arithmetic, "terms", device):
-            answer = lowered_model(arithmetic, model, device)
+            answer = in_bfloat16(model, device) if arithmetic == "bfloat16-all" else model
             _, jacobian = logits_and_squared_jacobian(answer, x, Rng.lanes(0, torch.arange(len(x))))
         gradients = torch.autograd.grad(jacobian.mean(), weights, materialize_grads=True)
         return torch.cat([gradient.flatten() for gradient in gradients])

@@ -16,7 +16,6 @@ import atlas
 from atlas import data, models
 from atlas.attacks import PGD, Model
 from atlas.data import Batch, Images
-from atlas.distributed.process_group import TorchProcessGroup
 from atlas.errors import Interrupted, UsageError
 from atlas.methods import METHODS, Adv, Method, Natural, Terms, TrainingStep
 from atlas.objectives import logits_and_squared_jacobian
@@ -28,6 +27,7 @@ from tests.faults import ranks as real
 
 THREAT = atlas.Linf(0.1)
 FLAT = Schedule(kind="constant", epochs=3, ramp_epochs=0)
+ACCURACIES = ("val_clean", "val_robust")
 TRAINING = Training(batch_size=13, schedule=FLAT, optimizer=Optimizer(weight_decay=0.1))
 
 
@@ -47,7 +47,7 @@ def images(n: int = 13, dtype: torch.dtype = torch.float32) -> Images:
 @pytest.mark.parametrize("size", range(2, 9))
 def test_shares_make_up_the_batch_in_its_order(size: int) -> None:
     for count in range(1, 40):
-        shares = [TorchProcessGroup(rank, size).share(count) for rank in range(size)]
+        shares = [ProcessGroup(rank, size).share(count) for rank in range(size)]
         busy = [share for share in shares if share.weight]
         assert [i for share in busy for i in range(count)[share.part]] == list(range(count))
         lengths = [len(range(count)[share.part]) for share in shares]
@@ -65,7 +65,7 @@ def test_batches_too_small_to_share_are_refused_before_anything_is_written(tmp_p
             threat=THREAT,
             training=TRAINING,
             folder=tmp_path / "run",
-            group=TorchProcessGroup(0, 7),
+            group=ProcessGroup(0, 7),
         )
     assert not list(tmp_path.iterdir())
 
@@ -175,7 +175,7 @@ def expected(method: Method, make: Callable[[], nn.Module], size: int) -> tuple[
     whole, (ids, x, y) = make().double(), batch()
     buffers: dict[str, Tensor] = {}
     for rank in range(size):
-        part, weight = TorchProcessGroup(rank, size).share(len(y))
+        part, weight = ProcessGroup(rank, size).share(len(y))
         model = make().double()
         step = TrainingStep(THREAT, Rng.lanes(0, ids[part]).fold("train", 0))
         x_adv = method.craft(model, x[part], y[part], step.fold("attack"))
@@ -247,7 +247,7 @@ def seen_in_an_epoch(ranks: ProcessGroup) -> list[dict[str, Tensor]]:
     method = Spy()
     object.__setattr__(method, "seen", [])
     training = Training(batch_size=10, augment="pad-crop-flip", schedule=FLAT)
-    trainer(plain(), method, ranks, training).train_epoch(lambda record: None, lambda: None)
+    trainer(plain(), method, ranks, training).train_epoch(lambda record: None)
     return method.seen
 
 
@@ -274,7 +274,9 @@ def write_agreements(ranks: ProcessGroup, folder: Path) -> None:
     save_file(
         {
             "kept": (constant.running_mean == before).all(),
-            "accuracies": torch.tensor([accuracies.right_clean, accuracies.right_robust]),
+            "accuracies": torch.tensor(
+                [accuracies["val_clean"], accuracies["val_robust"]], dtype=torch.float64
+            ),
             "from first": state[0]["a"],
             "rank": torch.tensor(state[1]["rank"]),
             "drawn": torch.stack(drawn),
@@ -291,7 +293,7 @@ def test_images_their_order_and_their_random_numbers_are_those_of_one_process(te
     alone = seen_in_an_epoch(ProcessGroup())
     assert [len(seen["y"]) for seen in alone] == [10, 3]
     for number, whole in enumerate(alone):
-        busy = [rank for rank in range(size) if TorchProcessGroup(rank, size).share(len(whole["y"])).weight]
+        busy = [rank for rank in range(size) if ProcessGroup(rank, size).share(len(whole["y"])).weight]
         parts = [load_file(folder / f"{number} {rank}") for rank in busy]
         for k, tensor in whole.items():
             assert torch.equal(torch.cat([part[k] for part in parts]), tensor), (number, k)
@@ -303,7 +305,7 @@ def test_ranks_agree(team: tuple[int, Path]) -> None:
     accuracies = trainer(plain(), Adv(), ProcessGroup()).validate()
     for mine in found:
         assert mine["kept"], "a constant must not drift by rounding"
-        assert mine["accuracies"].tolist() == [accuracies.right_clean, accuracies.right_robust]
+        assert mine["accuracies"].tolist() == [accuracies[k] for k in ACCURACIES]
         assert mine["from first"].tolist() == [0, 0]
         assert mine["rank"] == 0
         assert mine["nothing"]
