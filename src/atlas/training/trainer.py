@@ -278,11 +278,19 @@ class Trainer:
 
         model, exact = self.state.evaluated, self.training.precision == "float32"
         search = None if exact or settings.attack.needs_precision else in_bfloat16(model, device)
-        batch_size = settings.batch_size
-        if batch_size is None:  # no more than a step of training holds
-            batch_size = min(VALIDATION_BATCH, math.ceil(self.training.batch_size / self.group.size))
-        options = {"batch_size": batch_size, "search": search, "each_step": each_step}
-        outcome = engine.run(settings.attack, model, x, y, self.threat, rng, **options)
+        # No more at a time than a step of training holds.
+        size = min(VALIDATION_BATCH, math.ceil(self.training.batch_size / self.group.size))
+        outcome = engine.run(
+            settings.attack,
+            model,
+            x,
+            y,
+            self.threat,
+            rng,
+            batch_size=settings.batch_size or size,
+            search=search,
+            each_step=each_step,
+        )
         outcome.checked()
         masks = (outcome.clean.cpu(), outcome.robust.cpu())
         right = [images.y[part][mask].bincount(minlength=images.num_classes) for mask in masks]
