@@ -80,22 +80,11 @@ class Run:
         """The configuration as a plain table, checked against its hash."""
         try:
             whole = json.loads(self.config_path.read_text())
-            config, expected = whole["config"], whole["hash"]
-        except (
-            FileNotFoundError,
-            NotADirectoryError,
-            ValueError,
-            LookupError,
-            TypeError,
-            RecursionError,
-        ) as error:
+            config, expected = dict(whole["config"]), whole["hash"]
+        except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
             raise CheckpointError(
-                f"{self.path} is not the folder of a run: {self.config_path.name}: {error}"
+                f"{self.path} is not the folder of a run: {self.config_path.name} cannot be read: {error}"
             ) from error
-        except OSError as error:
-            raise CheckpointError(f"{self.config_path} cannot be read: {error.strerror}") from error
-        if not isinstance(config, dict):
-            raise CheckpointError(f"{self.config_path} must hold a table, got {type(config).__name__}")
         if fingerprint(config) != expected:
             raise CheckpointError(
                 f"{self.config_path} was altered after it was written: expected hash {expected}, found "
@@ -105,10 +94,9 @@ class Run:
 
     def noted(self, key: str) -> Any:
         """What `config.json` holds beside the configuration ("hash", "command", "run"), or None."""
-        try:
+        with suppress(OSError, ValueError, AttributeError, RecursionError):
             return json.loads(self.config_path.read_text()).get(key)
-        except (OSError, ValueError, AttributeError, RecursionError):
-            return None
+        return None
 
     @property
     def changed_from(self) -> list[str]:
@@ -118,11 +106,10 @@ class Run:
 
     def check_config(self, table: Mapping[str, Any], allow_changes: bool) -> None:
         """Refuse another configuration than the one that is there, unless changes are allowed."""
-        if not self.config_path.exists() and not self.begun:
-            require_empty_dir(self.path, [self.metrics_path.name, self.timing_path.name])
-            return
-        found = differences(self.config, table) if self.config_path.exists() else []
-        if found and not allow_changes:
+        if not self.config_path.exists():
+            if not self.begun:
+                require_empty_dir(self.path, [self.metrics_path.name, self.timing_path.name])
+        elif (found := differences(self.config, table)) and not allow_changes:
             raise UsageError(
                 f"{self.path} was made with another configuration: {'; '.join(found)}. Choose another "
                 "folder, or allow changes (--allow-changes) to continue with the new values."
@@ -132,9 +119,9 @@ class Run:
         """Write the configuration and the id of the run, unless it is there already."""
         if self.config_path.exists() and not differences(self.config, table):
             return
-        earlier = [*self.changed_from, fingerprint(self.config)] if self.begun else []
         whole = {"config": table, "hash": fingerprint(table), "command": _command(), "run": run}
-        whole |= {"changed_from": earlier} if earlier else {}
+        if self.begun:
+            whole["changed_from"] = [*self.changed_from, fingerprint(self.config)]
         write_atomic(self.config_path, (json.dumps(whole, indent=2, sort_keys=True) + "\n").encode())
 
     # --- the course of training ---

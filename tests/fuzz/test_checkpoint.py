@@ -125,7 +125,7 @@ def test_state_dicts_of_torch_save(tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize(
     ("about", "kind", "words"),
     [
-        ("[1]", 1, "holds list beside its tensors"),
+        ("[1]", 1, "its table is none"),
         ("[" * 100_000, 1, "cannot be read"),
         ("{", 1, "cannot be read"),
         (json.dumps(ABOUT), 2, "is of format 2, and this version of atlas reads format 1"),

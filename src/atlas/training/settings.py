@@ -59,15 +59,12 @@ class Optimizer:
             raise UsageError("nesterov needs a momentum above 0")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        match self.kind:
-            case "sgd":
-                return torch.optim.SGD(
-                    parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
-                )
-            case "adam":
-                return torch.optim.Adam(parameters, self.lr, weight_decay=self.weight_decay)
-            case "adamw":
-                return torch.optim.AdamW(parameters, self.lr, weight_decay=self.weight_decay)
+        if self.kind == "sgd":
+            return torch.optim.SGD(
+                parameters, self.lr, self.momentum, weight_decay=self.weight_decay, nesterov=self.nesterov
+            )
+        adam = torch.optim.Adam if self.kind == "adam" else torch.optim.AdamW
+        return adam(parameters, self.lr, weight_decay=self.weight_decay)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from atlas.checkpoint import digest, same_tensors
 from atlas.config import ConfigDict
 from atlas.distributed.process_group import ProcessGroup
-from atlas.errors import CheckpointError, OutOfMemoryError, is_out_of_memory
+from atlas.errors import CheckpointError
 from atlas.methods import Method
 from atlas.training.precision import puts_channels_last
 from atlas.training.schedule import CollapseDetector, PlateauTracker
@@ -99,10 +99,6 @@ class TrainState:
             if self.device.type == "cuda" and "cuda_rng" in tensors:  # not in the state of a CPU
                 torch.cuda.set_rng_state(tensors["cuda_rng"], self.device)
         except (RuntimeError, KeyError, ValueError, TypeError) as error:
-            if is_out_of_memory(error):
-                raise OutOfMemoryError(
-                    f"out of memory while resuming: {error}. Free memory, then resume"
-                ) from error
             raise CheckpointError(
                 f"the saved state does not fit this model and optimiser: {error}"
             ) from error

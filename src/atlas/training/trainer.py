@@ -39,8 +39,6 @@ from atlas.training.state import Progress, TrainState
 PROBE_EVERY = 50
 """Batches between two probes of the Jacobian, of two passes each, about 1% of the work. The last batch of an
 epoch is always probed."""
-VALIDATION_BATCH = 256
-"""Validation images attacked at a time, at most, unless `training.validation.batch_size` says otherwise."""
 COLLAPSED = "collapse"
 """Why training ended, if `on_collapse` ended it."""
 ROLLBACKS = 2
@@ -145,29 +143,21 @@ class Trainer:
 
     def train_epoch(self, on_step: Callable[[Record], None]) -> None:
         """The rest of the current epoch. A signal or StopTraining ends it between two steps."""
-        progress, self.began = self.progress, time.monotonic()
-        self.log.time(event="epoch", epoch=progress.epoch, batch=progress.batch, processes=self.group.size)
-        self.display.begin(f"epoch {progress.epoch + 1}", self.num_batches, progress.batch)
-        remaining = batches(
-            self.images,
-            self.training.batch_size,
-            seed=self.training.seed,
-            epoch=progress.epoch,
-            augment=AUGMENTS[self.training.augment],
-            device=self.state.device,
-            first=progress.batch,
-        )
-        for batch in remaining:
-            where = f"in epoch {progress.epoch + 1}, step {progress.step + 1}"
+        at, training, self.began = self.progress, self.training, time.monotonic()
+        self.log.time(event="epoch", epoch=at.epoch, batch=at.batch, processes=self.group.size)
+        self.display.begin(f"epoch {at.epoch + 1}", self.num_batches, at.batch)
+        size, seed, augment, device = training.batch_size, training.seed, training.augment, self.state.device
+        options: dict[str, Any] = {"augment": AUGMENTS[augment], "device": device, "first": at.batch}
+        for batch in batches(self.images, size, seed=seed, epoch=at.epoch, **options):
             began, lr = time.perf_counter(), self.lr
+            where = f"in epoch {at.epoch + 1}, step {at.step + 1}"
             with model_errors(where, remedy("training.batch_size")):
                 self.step(batch)
-            self.display.advance_to(progress.batch, epochs=self.now)
-            seconds = time.perf_counter() - began
-            at = {"kind": "step", "epoch": progress.epoch, "step": progress.step}
-            self.call(on_step, {**at, "lr": lr, **self.means, "seconds": seconds})
+            self.display.advance_to(at.batch, epochs=self.now)
+            record = {"kind": "step", "epoch": at.epoch, "step": at.step, "lr": lr, **self.means}
+            self.call(on_step, {**record, "seconds": time.perf_counter() - began})
             self.check_requests(self.requests.caught)
-            if time.monotonic() - self.saved_at > 60 * self.training.checkpoint_minutes:
+            if time.monotonic() - self.saved_at > 60 * training.checkpoint_minutes:
                 self.save()
 
     def call(self, callback: Callable[..., None], *arguments: Any) -> None:
@@ -276,20 +266,13 @@ class Trainer:
             self.display.advance_to(settled)
             self.requests.check()
 
-        model, exact = self.state.evaluated, self.training.precision == "float32"
-        search = None if exact or settings.attack.needs_precision else in_bfloat16(model, device)
+        attack, model = settings.attack, self.state.evaluated
+        exact = self.training.precision == "float32" or attack.needs_precision
+        search = None if exact else in_bfloat16(model, device)
         # No more at a time than a step of training holds.
-        size = min(VALIDATION_BATCH, math.ceil(self.training.batch_size / self.group.size))
+        size = settings.batch_size or min(256, math.ceil(self.training.batch_size / self.group.size))
         outcome = engine.run(
-            settings.attack,
-            model,
-            x,
-            y,
-            self.threat,
-            rng,
-            batch_size=settings.batch_size or size,
-            search=search,
-            each_step=each_step,
+            attack, model, x, y, self.threat, rng, batch_size=size, search=search, each_step=each_step
         )
         outcome.checked()
         masks = (outcome.clean.cpu(), outcome.robust.cpu())
