@@ -13,6 +13,7 @@ import inspect
 import json
 import os
 import sys
+import tomllib
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -227,6 +228,14 @@ def number(value: Any, where: str = "the value") -> float:
         return float(value)
     except (ValueError, TypeError, ArithmeticError):
         raise _mismatch(value, "a number, or a fraction such as 8/255", where) from None
+
+
+def parse_value(text: str) -> Any:
+    """A value of the command line: as TOML where it is TOML (1e-4, true, [1, 2]), else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or brackets as deep
+        return text
 
 
 def table_of(value: Any, registries: Registries) -> Any:

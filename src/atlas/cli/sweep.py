@@ -87,7 +87,7 @@ def sweep(
     config = RunConfig.of(base)
     checked_device(device)
     _need_optuna()
-    from atlas.sweeps import Sweep, SweepFolder, work
+    from atlas.sweeps import Sweep, work
     from atlas.sweeps.queue import check_url
     from atlas.sweeps.study import space_from_options
     from atlas.sweeps.worker import named_attack
@@ -95,16 +95,15 @@ def sweep(
     where = check_url(url, hidden=_is_from_environment(ctx, "url")) if url else None
     task = Sweep(
         what,
-        table,
         base,
-        space_from_options(config, grid or [], ranges or [], choices or []),
+        space_from_options(config, grid or (), ranges or (), choices or ()),
         grid=bool(grid),
         seed=seed,
         prune=not (no_prune or grid),
         score=None if score_attack is None else named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"
-    found = work(task, search, SweepFolder(folder, root, device), where, say)
+    found = work(task, search, folder, where, say, root, device)
     _print(found, list(task.space), folder)
 
 
@@ -127,7 +126,7 @@ def _print(found: list[TrialResult], keys: list[str], folder: Path) -> None:
     for row in found[:10]:
         shares = [row.score, row.clean, row.robust]
         table.add_row(
-            str(row.slot + 1),
+            str(row.number + 1),
             *(short(row.values.get(key)) for key in keys),
             *("" if share is None else f"{share:.2%}" for share in shares),
             row.state,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +12,7 @@ import typer
 from atlas import presets
 from atlas.cli.console import Root, one_voice, say
 from atlas.config import ConfigDict as Settings
-from atlas.config import overridden
+from atlas.config import overridden, parse_value
 from atlas.data.load import lacks_test_set
 from atlas.distributed.launch import checked_device, launch, local_device, size, started
 from atlas.errors import UsageError
@@ -155,11 +154,8 @@ def _auto(folder: Path, device: str | None, group: ProcessGroup) -> list[tuple[s
 
 
 def setting(text: str) -> tuple[str, Any]:
-    """KEY=VALUE, the value as TOML where it is TOML (1e-4, true, [1, 2]) and as text where it is not."""
+    """The dotted key and the value of KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise UsageError(f"--set must be KEY=VALUE, such as method.alpha=1e-4, got {text!r}")
-    try:
-        return key, tomllib.loads(f"value = {value}")["value"]
-    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or brackets as deep
-        return key, value
+    return key, parse_value(value)

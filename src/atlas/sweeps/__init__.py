@@ -10,6 +10,6 @@ folder/best.toml        the best trial as a preset
 """
 
 from atlas.sweeps.study import Sweep
-from atlas.sweeps.worker import SweepFolder, work
+from atlas.sweeps.worker import work
 
-__all__ = ["Sweep", "SweepFolder", "work"]
+__all__ = ["Sweep", "work"]

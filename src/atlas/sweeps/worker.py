@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,57 +9,37 @@ from pathlib import Path
 from optuna import Trial
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
-from torch import nn
 
 from atlas import data
 from atlas.attacks import ATTACKS, Attack
 from atlas.attacks import suites as attack_suites
-from atlas.attacks.suites import TRANSFER
 from atlas.config import fingerprint, overridden
 from atlas.data import Images
-from atlas.errors import AtlasError, DataError, LostWorkerError, NumericError, UsageError, unknown
+from atlas.errors import AtlasError, DataError, NumericError, UsageError, unknown
 from atlas.evaluation.evaluate import Evaluation
 from atlas.evaluation.plan import Plan, build_attack
 from atlas.runs import Record, Run
 from atlas.signals import caught_signals
-from atlas.sweeps.queue import (
-    GRACE_SECONDS,
+from atlas.sweeps.queue import DEATHS, GRACE_SECONDS, Queue, translate_db_errors, wait_for_lock
+from atlas.sweeps.results import (
+    DONE,
+    FAILED,
     OUTCOME,
-    Claim,
-    Queue,
-    check_folder,
-    open_storage,
-    translate_db_errors,
-    wait_for_lock,
+    PRUNED,
+    TrialResult,
+    best,
+    read_results,
+    short,
+    write_results,
 )
-from atlas.sweeps.results import DONE, FAILED, PRUNED, TrialResult, best, read_results, write_results
-from atlas.sweeps.study import Sweep, grid_points, join
+from atlas.sweeps.study import Sweep
 from atlas.training import RunConfig, StopTraining, train
 from atlas.training.settings import REGISTRIES
 
-DEATHS = 5
-"""A trial at which so many workers died is given up."""
-RECHECK_SECONDS = 2.0
+MOST_DEATHS = 5
+"""A trial at which so many workers died, by the memory it needs, say, is given up."""
 TRIED = {"model", "data", "training.validation.size", "training.batch_size"}
 """Settings that only a training shows to be incompatible."""
-
-
-@dataclass(frozen=True)
-class SweepFolder:
-    """Where a sweep works, and the options of `atlas train` for its trials."""
-
-    path: Path
-    root: Path | None = None
-    device: str | None = None
-    progress: bool = True
-
-    def run(self, slot: int) -> Path:
-        """The run folder of a slot."""
-        return self.path / "trials" / f"{slot + 1:03d}"
-
-    def score(self, slot: int) -> Path:
-        """Where the score of a slot's run is computed."""
-        return self.path / "scores" / f"{slot + 1:03d}"
 
 
 def named_attack(word: str, data_name: str) -> tuple[str, Attack]:
@@ -68,7 +47,7 @@ def named_attack(word: str, data_name: str) -> tuple[str, Attack]:
     labels: dict[str, tuple[str, Attack]] = {}
     for name in attack_suites.names():
         for label, table in attack_suites.suite(name, data_name).attacks.items():
-            if table["name"] != TRANSFER:
+            if table["name"] != attack_suites.TRANSFER:
                 labels.setdefault(label.lower(), (label, build_attack(table)))
     if word.lower() in labels:
         return labels[word.lower()]
@@ -77,24 +56,110 @@ def named_attack(word: str, data_name: str) -> tuple[str, Attack]:
     return word, build_attack({"name": word})
 
 
-def run_trial(claim: Claim, sweep: Sweep, folder: SweepFolder, check: Callable[[], None]) -> TrialResult:
-    """Train and score the trial, resuming what an earlier worker left.
+def held_out(config: RunConfig, root: Path | None) -> Images:
+    """The validation images of a run."""
+    images = data.load(config.data, train=True, root=root)
+    return data.split(images, config.training.validation.size, config.training.seed)[1]
 
-    `check` raises if a signal has come while neither the training nor the attack was listening.
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of a sweep, with the options of `atlas train` for its trials.
+
+    Args:
+        say: Prints a line.
     """
-    path, hashed, n = folder.run(claim.slot), "", 0
 
-    def ended(state: str, note: str = "", score: float | None = None) -> TrialResult:
-        run = Run(path)
-        top: Record = run.best or {}
-        collapses = [f"collapse in epoch {epoch + 1}" for epoch in run.collapses]
+    sweep: Sweep
+    queue: Queue
+    say: Callable[[str], None]
+    root: Path | None = None
+    device: str | None = None
+    progress: bool = True
+
+    def run(self) -> list[TrialResult]:
+        """Do trials until all have been started; the results that are known then, best first."""
+        folder, total = self.queue.folder, self.queue.total
+        trials = "1 trial" if total == 1 else f"{total} trials"
+        self.say(f"writing to {folder}: {trials} over {', '.join(self.sweep.space)}")
+        for key in self.sweep.measures:
+            self.say(f"trials are scored by {key} too: only scores with the same value of it can be compared")
+        with caught_signals() as requests:
+            while True:
+                with self.queue.claim() as trial:
+                    if trial is None:
+                        break
+                    try:
+                        self._do(trial, requests.check)
+                    except AtlasError:  # a signal, or a fault of the machine and not of the trial
+                        self.queue.release(trial)
+                        raise
+        found = self._write()
+        if left := len(self.queue.unfinished()):
+            self.say(
+                f"other workers are still at {left} of the trials; if one of them dies, the same command "
+                f"resumes its trial (with --storage, {GRACE_SECONDS // 60} minutes later)"
+            )
+        return found
+
+    def _do(self, trial: Trial, check: Callable[[], None]) -> None:
+        name, total = f"trial {trial.number + 1}", self.queue.total
+        values = ", ".join(f"{key} {short(value)}" for key, value in trial.params.items())
+        self.say(f"{name} of {total}: {values}; in {self._folder('trials', trial)}")
+        try:
+            result = self._result(trial, check)
+            trial.set_user_attr(OUTCOME, result.plain())
+            # Pruned, not failed: TPE learns from pruned trials, and so to avoid failures.
+            state = TrialState.COMPLETE if result.state == DONE else TrialState.PRUNED
+            self.queue.study.tell(trial, result.score, state)
+        except UpdateFinishedTrialError:
+            self.say(f"{name} was given to another worker meanwhile, whose result counts")
+            return
+        text = f"{result.state}: {result.note}"
+        if result.state == DONE:
+            text = f"scored {result.score:.2%} (clean {result.clean:.2%}) in {result.seconds:.0f} s"
+            text += f", {result.note}" if result.note else ""
+        found = self._write()
+        text += f"; {len(found)} of {total} trials ended"
+        if left := total - len(found):
+            minutes = left * sum(result.seconds for result in found) / len(found) / 60
+            text += f", about {minutes:.1f} minutes of work left"
+        if (top := best(found)) is not None:
+            text += f", best so far: trial {top.number + 1} with {top.score:.2%}"
+        self.say(f"{name} {text}")
+
+    def _result(self, trial: Trial, check: Callable[[], None]) -> TrialResult:
+        """Train and score the trial, resuming what an earlier worker left.
+
+        `check` raises if a signal has come while neither the training nor the attack was listening.
+        """
+        number, values = trial.number, trial.params
+        try:
+            config = RunConfig.of(overridden(self.sweep.base, values.items(), REGISTRIES))
+        except UsageError as error:  # two incompatible values
+            return TrialResult(number, values, FAILED, "", 0, str(error))
+        # Errors that the trial's values explain; any other is the machine's and ends the worker.
+        tried = not TRIED.isdisjoint(values)
+        faults = (NumericError, UsageError, DataError) if tried else (NumericError,)
+        n, score, deaths = 0, None, trial.user_attrs.get(DEATHS, 0)
+        try:
+            images = held_out(config, self.root)
+            n = len(images)
+            if deaths < MOST_DEATHS:
+                state, note, score = self._attempt(trial, config, images, check)
+            else:
+                state, note = FAILED, f"{deaths} workers died at it"
+        except faults as error:
+            state, note = FAILED, str(error)
+        run = Run(self._folder("trials", trial))
+        top = run.best or {}
         return TrialResult(
-            claim.slot,
-            claim.trial.params,
+            number,
+            values,
             state,
-            hashed,
+            fingerprint(config.table()),
             n,
-            note="; ".join(filter(None, [note, *collapses])),
+            note="; ".join(filter(None, [note, *(f"collapse in epoch {k + 1}" for k in run.collapses)])),
             clean=top.get("val_clean"),
             robust=top.get("val_robust"),
             score=score,
@@ -103,93 +168,76 @@ def run_trial(claim: Claim, sweep: Sweep, folder: SweepFolder, check: Callable[[
             seconds=round(run.seconds, 1),
         )
 
-    # Errors that the trial's values explain; any other is the machine's and ends the worker.
-    tried = not TRIED.isdisjoint(claim.trial.params)
-    faults: tuple[type[AtlasError], ...] = (NumericError, UsageError, DataError) if tried else (NumericError,)
-    try:
-        config = RunConfig.of(overridden(sweep.base, claim.trial.params.items(), REGISTRIES))
-    except UsageError as error:  # two incompatible values
-        return ended(FAILED, str(error))
-    hashed = fingerprint(config.table())
-    try:
-        images = held_out(config, folder.root)
-        n = len(images)
-        if claim.deaths >= DEATHS:
-            return ended(FAILED, f"{claim.deaths} workers died at it")
+    def _attempt(
+        self, trial: Trial, config: RunConfig, images: Images, check: Callable[[], None]
+    ) -> tuple[str, str, float | None]:
+        """(state, note, score) of a training, which ends early if it falls behind, and its score attack.
+
+        The first step that Optuna hears of is the first epoch that ends with the full eps. Before, the
+        accuracy says little; and trials with ramps of different lengths are compared after the same number of
+        epochs at the full eps.
+        """
+        first = max(config.training.schedule.ramp_epochs - 1, 0)
+        known = len(self.queue.trials()[trial.number].intermediate_values)  # by a worker before this one
+        pruned = ""
+
+        def report(records: Sequence[Record]) -> None:
+            nonlocal known
+            for record in records[first + known :]:
+                trial.report(record["val_robust"], record["epoch"] - first)
+                known += 1
+
+        def on_epoch(records: Sequence[Record]) -> None:
+            nonlocal pruned
+            report(records)
+            if len(records) > first and trial.should_prune():
+                pruned = f"behind the median after epoch {len(records)}"
+                raise StopTraining(pruned)
+            check()
+
         check()
-        follower = _Follower(claim.trial, config.training.schedule.ramp_epochs, check)
         result = train(
             config,
-            path,
-            data_root=folder.root,
-            device=folder.device,
-            on_epoch=follower,
-            progress=folder.progress,
+            self._folder("trials", trial),
+            data_root=self.root,
+            device=self.device,
+            on_epoch=on_epoch,
+            progress=self.progress,
         )
-        if follower.pruned:
-            return ended(PRUNED, follower.pruned)
-        follower.report(result.epochs)
+        if pruned:
+            return PRUNED, pruned, None
+        report(result.epochs)
         check()
-        value = result.best_robust
-        if sweep.score is not None:
-            where = folder.score(claim.slot)
-            value = score(result.model, images, config, sweep.score, where, folder.progress)
-    except faults as error:
-        return ended(FAILED, str(error))
-    return ended(DONE, score=value)
+        if self.sweep.score is None:
+            return DONE, "", result.best_robust
+        plan = Plan(config.threat, dict([self.sweep.score]), seed=config.training.seed)
+        scored = Evaluation(result.model, images, plan).run(
+            self._folder("scores", trial), progress=self.progress
+        )
+        if scored.worst.reasons:
+            raise NumericError(f"the score is invalid: {', '.join(scored.worst.reasons)}")
+        return DONE, "", scored.worst.rate
 
+    def _folder(self, kind: str, trial: Trial) -> Path:
+        return self.queue.folder / kind / f"{trial.number + 1:03d}"
 
-def held_out(config: RunConfig, root: Path | None) -> Images:
-    """The validation images of a run."""
-    images = data.load(config.data, train=True, root=root)
-    return data.split(images, config.training.validation.size, config.training.seed)[1]
-
-
-def score(
-    model: nn.Module,
-    images: Images,
-    config: RunConfig,
-    attack: tuple[str, Attack],
-    folder: Path,
-    progress: bool,
-) -> float:
-    """The share of the images that the model still gets right; resumable in its folder."""
-    plan = Plan(config.threat, dict([attack]), seed=config.training.seed)
-    report = Evaluation(model, images, plan).run(folder, progress=progress)
-    if report.worst.reasons:
-        raise NumericError(f"the score is invalid: {', '.join(report.worst.reasons)}")
-    return report.worst.rate
-
-
-class _Follower:
-    """Reports validation robust accuracy after each epoch, and ends a run that falls behind.
-
-    The first step is the first epoch that ends with the full eps. Before, the accuracy says little; and
-    trials with ramps of different lengths are compared after the same number of epochs at the full eps.
-    """
-
-    def __init__(self, trial: Trial, ramp_epochs: int, check: Callable[[], None]) -> None:
-        self.trial, self.first, self.check = trial, max(ramp_epochs - 1, 0), check
-        self.reported = 0
-        self.pruned = ""
-        """Why the run was ended, if it was."""
-
-    def report(self, records: Sequence[Record]) -> None:
-        """Those that have not been reported: all of them if another worker started the run."""
-        for record in records[max(self.reported, self.first) :]:
-            self.trial.report(record["val_robust"], record["epoch"] - self.first)
-        self.reported = len(records)
-
-    def __call__(self, records: Sequence[Record]) -> None:
-        self.report(records)
-        if len(records) > self.first and self.trial.should_prune():
-            self.pruned = f"behind the median after epoch {len(records)}"
-            raise StopTraining(self.pruned)
-        self.check()
+    def _write(self) -> list[TrialResult]:
+        """Write table, figure and best preset, and return the results."""
+        with wait_for_lock(self.queue.folder):
+            found = read_results(self.queue.trials())
+            write_results(found, self.sweep, self.queue.folder, self.queue.total)
+        return found
 
 
 def work(
-    sweep: Sweep, trials: int | None, folder: SweepFolder, url: str | None, say: Callable[[str], None]
+    sweep: Sweep,
+    trials: int | None,
+    folder: Path,
+    url: str | None,
+    say: Callable[[str], None],
+    root: Path | None = None,
+    device: str | None = None,
+    progress: bool = True,
 ) -> list[TrialResult]:
     """Take part in a sweep, as its first worker or a later one, until all its trials have been started.
 
@@ -199,102 +247,16 @@ def work(
         folder: Where to work.
         url: Of the storage; None for SQLite in the folder.
         say: Prints a line.
+        root: Where the data sets are.
+        device: Of the trainings.
+        progress: Whether to show progress bars.
 
     Returns:
         The results that are known at the end, best first.
 
     Raises:
         UsageError: The folder's study sweeps something else.
-        LostWorkerError: A trial has neither a result nor a live worker.
     """
-    check_folder(folder.path)
-    total = len(grid_points(sweep.space)) if trials is None else trials
-    number = "1 trial" if total == 1 else f"{total} trials"
-    say(f"writing to {folder.path}: {number} over {', '.join(sweep.space)}")
-    for key in sweep.measures:
-        say(f"trials are scored by {key} too: only scores with the same value of it can be compared")
-    with translate_db_errors(url or ""):
-        storage = open_storage(url, folder.path)
-        study = join(sweep, storage, folder.path)
-        return SweepWorker(sweep, Queue(study, storage, sweep.space, folder.path, total), folder, say).run()
-
-
-@dataclass(frozen=True)
-class SweepWorker:
-    """One process of a sweep."""
-
-    sweep: Sweep
-    queue: Queue
-    folder: SweepFolder
-    say: Callable[[str], None]
-
-    def run(self) -> list[TrialResult]:
-        """Do trials until all have been started; the results that are known then."""
-        with caught_signals() as requests:
-            while True:
-                with self.queue.next() as claim:
-                    if claim is None:
-                        break
-                    try:
-                        self._do(claim, requests.check)
-                    except AtlasError:  # a signal, or a fault of the machine and not of the trial
-                        self.queue.release(claim.trial)
-                        raise
-        return self._finish()
-
-    def _do(self, claim: Claim, check: Callable[[], None]) -> None:
-        shown = {k: f"{v:.4g}" if isinstance(v, float) else str(v) for k, v in claim.trial.params.items()}
-        values = ", ".join(f"{key} {value}" for key, value in shown.items())
-        self.say(f"trial {claim.slot + 1} of {self.queue.total}: {values}; in {self.folder.run(claim.slot)}")
-        try:
-            result = run_trial(claim, self.sweep, self.folder, check)
-            claim.trial.set_user_attr(OUTCOME, result.plain())
-            if result.state == DONE:
-                self.queue.study.tell(claim.trial, result.score)
-            else:
-                self.queue.study.tell(claim.trial, state=TrialState.PRUNED)
-        except UpdateFinishedTrialError:
-            self.say(f"trial {claim.slot + 1} was given to another worker meanwhile, whose result counts")
-            return
-        text = f"{result.state}: {result.note}"
-        if result.state == DONE:
-            text = f"scored {result.score:.2%} (clean {result.clean:.2%}) in {result.seconds:.0f} s"
-            text += f", {result.note}" if result.note else ""
-        self.say(f"trial {claim.slot + 1} {text}; {self._summary(self._write())}")
-
-    def _write(self) -> list[TrialResult]:
-        """Write table, figure and best preset, and return the results."""
-        with wait_for_lock(self.folder.path):
-            found = read_results(self.queue.trials())
-            write_results(found, self.sweep, self.folder.path, self.queue.total)
-        return found
-
-    def _finish(self) -> list[TrialResult]:
-        found = self._write()
-        busy, lost = self.queue.unfinished()
-        if lost:  # with a shared storage, a worker of another folder may be about to claim its trial
-            time.sleep(RECHECK_SECONDS)
-            busy, lost = self.queue.unfinished()
-        if busy:
-            self.say(
-                f"other workers are still at {len(busy)} of the trials; if one of them dies, the same "
-                "command resumes its trial"
-            )
-        if lost:
-            numbers = ", ".join(str(slot + 1) for slot in lost)
-            raise LostWorkerError(
-                f"no result and no worker for trial {numbers} of {self.queue.total}; the table and best.toml "
-                f"in {self.folder.path} are of the {len(found)} that ended. Run the same command again to "
-                f"do the rest (with --storage, {GRACE_SECONDS // 60} minutes after their worker died)"
-            )
-        return found
-
-    def _summary(self, found: Sequence[TrialResult]) -> str:
-        top, left = best(found), self.queue.total - len(found)
-        parts = [f"{len(found)} of {self.queue.total} trials ended"]
-        if left > 0:
-            minutes = left * sum(result.seconds for result in found) / len(found) / 60
-            parts.append(f"about {minutes:.1f} minutes of work left")
-        if top is not None:
-            parts.append(f"best so far: trial {top.slot + 1} with {top.score:.2%}")
-        return ", ".join(parts)
+    with translate_db_errors(url):
+        queue = Queue.join(sweep, folder, url, len(sweep.points) if trials is None else trials)
+        return Worker(sweep, queue, say, root, device, progress).run()

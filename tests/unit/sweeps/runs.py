@@ -12,7 +12,7 @@ import pytest
 
 from atlas import presets
 from atlas.runs import Run
-from atlas.sweeps import Sweep, SweepFolder, work
+from atlas.sweeps import Sweep, work
 from atlas.sweeps.results import TrialResult
 from atlas.sweeps.study import space_from_options
 from atlas.training import RunConfig, StopTraining
@@ -60,13 +60,13 @@ def fake_training(monkeypatch: pytest.MonkeyPatch, curve: Curve, *, drawn: bool 
 def small_sweep(**rest: Any) -> Sweep:
     """A sweep of the preset; `space` as words of the command line, `ranges` and `choices`."""
     _, table = presets.load_preset(PRESET)
-    words = [rest.pop(name, []) for name in ("grid", "ranges", "choices")]
+    words = [rest.pop(name, ()) for name in ("grid", "ranges", "choices")]
     asked = space_from_options(RunConfig.of(table), *words)
-    return Sweep(PRESET, table, table, asked, grid=bool(words[0]), **rest)
+    return Sweep(PRESET, table, asked, grid=bool(words[0]), **rest)
 
 
 def run(sweep: Sweep, folder: Path, trials: int | None = None) -> tuple[list[TrialResult], list[str]]:
     """The outcomes, and what was said."""
     said: list[str] = []
-    found = work(sweep, trials, SweepFolder(folder, progress=False), None, said.append)
+    found = work(sweep, trials, folder, None, said.append, progress=False)
     return found, said

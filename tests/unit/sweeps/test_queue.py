@@ -4,142 +4,116 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from optuna.exceptions import ExperimentalWarning
+from optuna.storages import RDBStorage
 from optuna.trial import Trial, TrialState
 from sqlalchemy.exc import OperationalError
 
-from atlas.sweeps.queue import SURPLUS, Queue, newest, open_storage
-from atlas.sweeps.study import join
+from atlas.errors import UsageError
+from atlas.sweeps.queue import DEATHS, Queue
 from tests.unit.sweeps.runs import small_sweep
 
-GRID = ["method.alpha=1e-6,1e-5,1e-4"]
+ALPHAS = [1e-6, 1e-5, 1e-4]
+SWEEP = small_sweep(grid=["method.alpha=1e-6,1e-5,1e-4"])
 
 
-def queue(folder: Path, storage_folder: Path | None = None, total: int = 3) -> Queue:
-    sweep = small_sweep(grid=GRID)
-    storage = open_storage(None, storage_folder or folder)
-    return Queue(join(sweep, storage, folder), storage, sweep.space, folder, total)
+def queue(folder: Path) -> Queue:
+    return Queue.join(SWEEP, folder, None, 3)
 
 
-def test_workers_of_one_folder_get_different_slots(tmp_path: Path) -> None:
+@pytest.fixture
+def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Queue]:
+    """Of two machines that share a storage with heartbeats, as on a server, and no folder."""
+    with pytest.warns(ExperimentalWarning):
+        shared = RDBStorage(f"sqlite:///{tmp_path}/shared.db", heartbeat_interval=1, grace_period=2)
+    monkeypatch.setattr("atlas.sweeps.queue.open_storage", lambda url, folder: shared)
+    return [queue(tmp_path / machine / "s") for machine in ("one", "other")]
+
+
+def claimed(*queues: Queue) -> tuple[list[Trial | None], ExitStack]:
+    """A trial for each of them, one after the other, held until the stack is closed."""
+    held = ExitStack()
+    return [held.enter_context(each.claim()) for each in queues], held
+
+
+def numbers(*queues: Queue) -> list[int | None]:
+    """What they would do now."""
+    trials, held = claimed(*queues)
+    with held:
+        return [None if trial is None else trial.number for trial in trials]
+
+
+def test_workers_of_one_folder_get_different_trials(tmp_path: Path) -> None:
     one, other = queue(tmp_path / "s"), queue(tmp_path / "s")
-    with one.next() as a, other.next() as b, one.next() as c, other.next() as d:
-        assert a
-        assert b
-        assert c
-        assert [a.slot, b.slot, c.slot] == [0, 1, 2]
-        assert [claim.trial.params["method.alpha"] for claim in (a, b, c)] == [1e-6, 1e-5, 1e-4]
-        assert d is None
+    trials, held = claimed(one, other, one, other)
+    with held:
+        assert [trial and trial.number for trial in trials] == [0, 1, 2, None]
+        assert [trial.params["method.alpha"] for trial in trials if trial] == ALPHAS
 
 
-def test_workers_of_two_folders_never_take_one_trial_and_drop_what_is_too_many(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, other = queue(tmp_path / "a/s", tmp_path / "db"), queue(tmp_path / "b/s", tmp_path / "db")
-    with one.next() as a, other.next() as b:
-        assert a
-        assert b
-        assert (a.slot, b.slot) == (0, 1)
-        # Both look, both see one slot left, both ask.
-        seen = one.trials()
-        real = Queue.trials
-        with one.next() as c:
-            assert c
-            answers = iter([seen])
-            monkeypatch.setattr(Queue, "trials", lambda self: next(answers, None) or real(self))
-            monkeypatch.setattr(Queue, "_requeue_lost", lambda self: None)
-            with other.next() as d:
-                assert d is None
-    dropped = [trial for trial in one.trials() if SURPLUS in trial.user_attrs]
-    assert [trial.state for trial in dropped] == [TrialState.FAIL]
-    assert sorted(newest(one.trials())) == [0, 1, 2]
+def test_workers_of_two_folders_never_take_one_trial(machines: list[Queue]) -> None:
+    assert numbers(*machines, *machines) == [0, 1, 2, None]
 
 
-def test_a_trial_of_another_folder_is_left_to_its_worker(tmp_path: Path) -> None:
-    """No lock of ours can tell whether it lives: only its signs of life can."""
-    one, other = queue(tmp_path / "a/s", tmp_path / "db"), queue(tmp_path / "b/s", tmp_path / "db")
-    with one.next() as a:
-        assert a
-    with other.next() as b:
-        assert b
-        assert (a.slot, b.slot) == (0, 1)
+def test_a_trial_without_a_heartbeat_for_long_is_taken_up(machines: list[Queue]) -> None:
+    one, other = machines
+    with one.claim() as alive:
+        assert alive
+        time.sleep(4)
+        assert numbers(other) == [1], "the other shows heartbeats"
+    assert numbers(other) == [2], "nobody knows yet that it is lost"
+    time.sleep(4)
+    assert numbers(other, one) == [0, 1]
 
 
-def test_a_lost_trial_keeps_its_slot_and_point(tmp_path: Path) -> None:
+def test_a_lost_trial_keeps_its_number_and_point(tmp_path: Path) -> None:
     one = queue(tmp_path / "s")
-    with one.next() as a, one.next() as b:
-        assert a
-        assert b
-    with one.next() as again, one.next() as after:
+    assert numbers(one, one) == [0, 1]
+    with one.claim() as again:
         assert again
-        assert after
-        assert [again.slot, after.slot] == [0, 1]
-        assert again.trial.params == {"method.alpha": 1e-6}
-        assert again.deaths == 1
-        one.release(again.trial)
-    with one.next() as third:
+        assert (again.number, again.params, again.user_attrs[DEATHS]) == (0, {"method.alpha": 1e-6}, 1)
+        one.release(again)
+    with one.claim() as third:
         assert third
-        assert (third.slot, third.deaths) == (0, 1)
+        assert (third.number, third.user_attrs[DEATHS]) == (0, 1), "none died at what was released"
+    assert one.unfinished() == [0, 1, 2]
 
 
-def test_a_trial_that_gave_no_sign_of_life_for_long_is_taken_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("atlas.sweeps.queue.GRACE_SECONDS", 1)
-    monkeypatch.setattr("atlas.sweeps.queue.BEAT_SECONDS", 0.2)
-    one, other = queue(tmp_path / "a/s", tmp_path / "db"), queue(tmp_path / "b/s", tmp_path / "db")
-    with one.next() as a:
-        assert a
-        time.sleep(2.5)
-        with other.next() as b:
-            assert b
-            assert (a.slot, b.slot) == (0, 1), "it gave signs of life"
-    time.sleep(2.5)
-    with other.next() as c, other.next() as d:
-        assert c
-        assert d
-        assert (c.slot, d.slot) == (0, 1)
-
-
-@pytest.mark.filterwarnings("ignore:Heartbeat of storage")
-def test_a_trial_whose_worker_died_before_it_noted_its_folder_is_taken_up_at_once(tmp_path: Path) -> None:
-    one = queue(tmp_path / "s")
-    one.study.ask(one.space)
-    with one.next() as again, one.next() as after:
-        assert again
-        assert after
-        assert [again.slot, after.slot] == [0, 1]
-        assert again.trial.params == {"method.alpha": 1e-6}
-
-
-@pytest.mark.parametrize("also", [False, True], ids=["once", "and in giving it back"])
+@pytest.mark.parametrize(
+    ("owner", "method"), [(RDBStorage, "set_trial_state_values"), (Trial, "_suggest")], ids=["claim", "point"]
+)
 def test_an_error_of_the_storage_while_a_trial_is_claimed_loses_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, also: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str
 ) -> None:
+    def broken(*arguments: object) -> None:
+        raise OperationalError("UPDATE", None, sqlite3.OperationalError("disk I/O error"))
+
     one = queue(tmp_path / "s")
-    real, left = Trial.set_user_attr, [1 + also]
-
-    def broken(trial: Trial, key: str, value: object) -> None:
-        if left[0]:
-            left[0] -= 1
-            raise OperationalError("UPDATE", None, sqlite3.OperationalError("disk I/O error"))
-        real(trial, key, value)
-
-    monkeypatch.setattr(Trial, "set_user_attr", broken)
-    with pytest.raises(OperationalError, match="disk I/O error"), one.next():
-        pass
-    with queue(tmp_path / "s").next() as again:
-        assert again
-        assert again.slot == 0
-        assert one.unfinished() == ([0], [])
-    assert one.unfinished() == ([], [0])
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, broken)
+        with pytest.raises(OperationalError, match="disk I/O error"), one.claim():
+            pass
+    trials, held = claimed(queue(tmp_path / "s"))
+    with held:
+        assert [trial and trial.params for trial in trials] == [{"method.alpha": 1e-6}]
 
 
-def test_a_folder_that_cannot_be_named_begins_no_trial(tmp_path: Path) -> None:
-    one = queue(tmp_path / "s")
-    (tmp_path / "s/folder.id").mkdir()
-    with pytest.raises(IsADirectoryError), one.next():
-        pass
-    assert one.trials() == []
+def test_a_number_that_grows_adds_trials_and_one_too_many_is_not_done(tmp_path: Path) -> None:
+    """Two workers of two folders that start at the same time may both add what is missing."""
+    search = small_sweep(ranges=["method.alpha=1e-7..1e-3:log"])
+    queues = [Queue.join(search, tmp_path / "s", None, total) for total in (3, 1, 2)]
+    assert [len(each.unfinished()) for each in queues] == [3, 1, 2]
+    assert numbers(*[queues[2]] * 3) == [0, 1, None]
+    states = [trial.state for trial in queues[0].trials()]
+    assert states == [TrialState.RUNNING, TrialState.RUNNING, TrialState.WAITING]
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "best.toml").touch()
+    with pytest.raises(UsageError, match="holds other files"):
+        queue(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["best.toml"]

@@ -1,4 +1,4 @@
-"""The files of a sweep: the best trial as a preset, and the figure of App. F."""
+"""The figure of a sweep, as in App. F."""
 
 from __future__ import annotations
 
@@ -7,44 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from atlas import presets
-from atlas.config import override
-from atlas.sweeps.results import TrialResult, as_toml, draw, names
-from atlas.sweeps.study import Point, grid_points
-from atlas.training import RunConfig
+from atlas.sweeps.results import TrialResult, draw, names
+from atlas.sweeps.study import Point
 from tests.unit.sweeps.runs import small_sweep
-
-
-def read(text: str, folder: Path) -> RunConfig:
-    (folder / "best.toml").write_text(text)
-    return RunConfig.of(presets.load_preset(str(folder / "best.toml"))[1])
-
-
-@pytest.mark.parametrize("name", sorted({*presets.names()} - {"standard", "finetune"}))
-def test_every_preset_comes_back(name: str, tmp_path: Path) -> None:
-    table = presets.load_preset(name)[1]
-    config = RunConfig.of(override(table, "training.optimizer.lr", 0.123))
-    extended = as_toml(config, name, table, "a comment")
-    assert f'extends = "{name}"' in extended
-    assert "training.optimizer.lr = 0.123" in extended
-    assert read(extended, tmp_path) == config
-    whole = as_toml(config, "mine/file.toml", table, "a comment")
-    assert "extends" not in whole
-    assert read(whole, tmp_path) == config
-
-
-def test_a_table_given_anew_is_written_whole(tmp_path: Path) -> None:
-    """The base's attack has keys that the new one must not inherit."""
-    table = presets.load_preset("demo-atlas-1")[1]
-    config = RunConfig.of(override(table, "training.validation.attack", {"name": "apgd", "steps": 7}))
-    text = as_toml(config, "demo-atlas-1", table, "a comment")
-    assert read(text, tmp_path) == config
-
-
-def test_a_preset_without_data_is_written_whole(tmp_path: Path) -> None:
-    table = presets.load_preset("finetune")[1]
-    config = RunConfig.of({**table, "data": "mnist-mini", "model": "cnn-small", "weights": "old.pth"})
-    assert read(as_toml(config, "finetune", table, "a comment"), tmp_path) == config
 
 
 def rows(points: list[Point]) -> list[TrialResult]:
@@ -60,7 +25,7 @@ def texts(path: Path) -> list[str]:
 
 def test_a_grid_of_two_has_a_panel_for_each_value_of_the_shorter(tmp_path: Path) -> None:
     sweep = small_sweep(grid=["method.alpha=1e-6,1e-5,1e-4", "method.beta=0.1,1"])
-    draw(rows(grid_points(sweep.space)), sweep, tmp_path / "figure")
+    draw(rows(sweep.points), sweep, tmp_path / "figure")
     found = texts(tmp_path / "figure")
     assert [text for text in found if text.startswith("β = ")] == ["β = 0.1", "β = 1"]
     assert found.count("α") == 2

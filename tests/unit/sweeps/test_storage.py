@@ -26,12 +26,17 @@ def test_a_password_on_the_command_line_is_refused_and_not_repeated(url: str) ->
     assert queue.check_url(url, hidden=True) == url
 
 
+def opened(url: str | None, folder: Path) -> None:
+    with queue.translate_db_errors(url):
+        queue.open_storage(url, folder)
+
+
 def test_a_server_that_is_not_there_is_said_without_the_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     with pytest.raises(queue.StorageError) as refused:
-        queue.open_storage("postgresql://ann:secret@127.0.0.1:1/db", tmp_path)
+        opened("postgresql://ann:secret@127.0.0.1:1/db", tmp_path)
     assert "secret" not in str(refused.value)
     assert "\n" not in str(refused.value)
     assert "127.0.0.1" in str(refused.value)
@@ -39,7 +44,8 @@ def test_a_server_that_is_not_there_is_said_without_the_password(
 
 @pytest.mark.parametrize("name", ["a b", "a?b", "a#b", "a%41b", "a{x}b", "ä"])
 def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
-    queue.open_storage(None, tmp_path / name)
+    (tmp_path / name).mkdir()
+    opened(None, tmp_path / name)
     assert (tmp_path / name / "study.db").exists()
     assert len(list(tmp_path.iterdir())) == 1
 
@@ -47,4 +53,4 @@ def test_a_folder_of_any_name_will_do(tmp_path: Path, name: str) -> None:
 def test_a_damaged_file_is_said(tmp_path: Path) -> None:
     (tmp_path / "study.db").write_bytes(b"not a database" * 100)
     with pytest.raises(queue.StorageError, match="file is not a database"):
-        queue.open_storage(None, tmp_path)
+        opened(None, tmp_path)

@@ -9,20 +9,16 @@ from atlas import presets
 from atlas.errors import UsageError
 from atlas.sweeps import study
 from atlas.training import RunConfig
+from tests.unit.sweeps.runs import small_sweep
 
 BASE = RunConfig.of(presets.load_preset("demo-atlas-1")[1])
 
 
 def test_words_become_distributions() -> None:
+    ranges = ["method.alpha=1e-7..1e-3:log", "training.schedule.ramp_epochs=0..6"]
+    choices = ["training.optimizer.kind=sgd,adam", "normalize=true,false"]
     asked = study.space_from_options(
-        BASE,
-        [],
-        [
-            "method.alpha=1e-7..1e-3:log",
-            "training.schedule.ramp_epochs=0..6",
-            "training.optimizer.lr=1/100..1",
-        ],
-        ["training.optimizer.kind=sgd,adam", "normalize=true,false"],
+        BASE, ranges=[*ranges, "training.optimizer.lr=1/100..1"], choices=choices
     )
     assert asked == {
         "method.alpha": FloatDistribution(1e-7, 1e-3, log=True),
@@ -34,23 +30,26 @@ def test_words_become_distributions() -> None:
 
 
 def test_a_grid_is_the_product() -> None:
-    asked = study.space_from_options(BASE, ["method.alpha=1e-6,1e-5", "method.beta=0.1,0.3,1"], [], [])
-    points = [(p["method.alpha"], p["method.beta"]) for p in study.grid_points(asked)]
+    sweep = small_sweep(grid=["method.alpha=1e-6,1e-5", "method.beta=0.1,0.3,1"])
+    points = [(p["method.alpha"], p["method.beta"]) for p in sweep.points]
     assert points == [(a, b) for a in (1e-6, 1e-5) for b in (0.1, 0.3, 1)]
 
 
 def test_without_words_the_methods_weights_and_the_rate_are_searched() -> None:
-    assert list(study.default(BASE)) == ["method.alpha", "method.beta", "training.optimizer.lr"]
+    assert list(study.space_from_options(BASE)) == ["method.alpha", "method.beta", "training.optimizer.lr"]
     adv = RunConfig.of(presets.load_preset("demo-adv-1")[1])
-    assert list(study.default(adv)) == ["training.optimizer.lr"]
-    lr = study.default(adv)["training.optimizer.lr"]
-    assert lr == FloatDistribution(adv.training.optimizer.lr / 10, adv.training.optimizer.lr * 10, log=True)
+    lr = adv.training.optimizer.lr
+    assert study.space_from_options(adv) == {
+        "training.optimizer.lr": FloatDistribution(lr / 10, lr * 10, log=True)
+    }
 
 
-def test_the_presets_preset_point() -> None:
-    inside = study.ranges(["method.alpha=1e-7..1e-3:log"], BASE)
-    assert study.preset_point(inside, BASE) == {"method.alpha": 1e-5}
-    assert study.preset_point(study.ranges(["method.alpha=1e-4..1e-3"], BASE), BASE) is None
+def test_a_search_begins_with_the_presets_values_if_they_are_in_its_space() -> None:
+    kind = ["training.optimizer.kind=sgd,adam"]
+    inside = small_sweep(ranges=["method.alpha=1e-7..1e-3:log"], choices=kind)
+    assert inside.points == [{"method.alpha": 1e-5, "training.optimizer.kind": "sgd"}]
+    assert small_sweep(ranges=["method.alpha=1e-4..1e-3"], choices=kind).points == []
+    assert small_sweep(choices=["training.optimizer.kind=adam"]).points == []
 
 
 @pytest.mark.parametrize(
@@ -62,6 +61,7 @@ def test_the_presets_preset_point() -> None:
         (["method.alpha=[1,2],[3]"], [], [], "numbers or words"),
         (["method.alpha=1", "method.alpha=2"], [], [], "given twice"),
         (["training.optimizer.kind=sgd,sdg"], [], [], "sdg"),
+        ([], ["method.alpa=1..2"], [], "did you mean 'alpha'"),
         ([], ["method.alpha=1e-3"], [], "two dots"),
         ([], ["method.alpha=1..0.1"], [], "LOW must be below HIGH"),
         ([], ["method.alpha=0..1:log"], [], "above 0"),
@@ -81,5 +81,5 @@ def test_words_that_make_no_sense_are_refused(
 
 
 def test_a_setting_that_stands_at_its_default_can_be_listed() -> None:
-    asked = study.space_from_options(BASE, ["training.precision=float32,craft"], [], [])
+    asked = study.space_from_options(BASE, ["training.precision=float32,craft"])
     assert asked == {"training.precision": CategoricalDistribution(("float32", "craft"))}
