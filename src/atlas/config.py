@@ -264,6 +264,14 @@ def omit_default_from_hash(default: T) -> T:
     return field(default=default, metadata={"later": True})
 
 
+def value_at(table: Mapping[str, Any], dotted: str) -> Any:
+    """The value at a dotted key, the table itself for an empty one; None where there is none."""
+    here: Any = table
+    for part in filter(None, dotted.split(".")):
+        here = here.get(part) if isinstance(here, Mapping) else None
+    return here
+
+
 def override(
     table: Mapping[str, Any], dotted: str, value: Any, registries: Registries = NO_NAMES
 ) -> ConfigDict:

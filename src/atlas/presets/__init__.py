@@ -16,10 +16,10 @@ from atlas.errors import UsageError, unknown
 from atlas.presets.template import commented
 from atlas.training.settings import REGISTRIES
 
-DEPTH = 5
-"""How far a chain of `extends` may go."""
 NEUTRAL = "standard"
 """The preset for data of any kind."""
+DEPTH = 5
+"""How far a chain of `extends` may go."""
 SMALL_IMAGE = 32
 """Pixels a side up to which a gray image is easy enough for the small CNN."""
 BATCHES = 10
@@ -35,31 +35,69 @@ def names() -> list[str]:
 
 def load_preset(name_or_file: str) -> tuple[str, ConfigDict]:
     """(name, table) of a preset or of a TOML file, without its `description`."""
-    table, name = _chain(name_or_file, DEPTH), Path(name_or_file).stem
+    table: ConfigDict = {}
+    for _, layer, _ in reversed(_layers(name_or_file)):
+        table = merge(table, layer, REGISTRIES)
     table.pop("description", None)
-    return name, table
+    return Path(name_or_file).stem, table
 
 
-def description(name: str) -> str:
-    return str(_read(name).get("description", ""))
+def description(name_or_file: str) -> str:
+    return str(_layers(name_or_file)[0][1].get("description", ""))
 
 
 def explained(name_or_file: str) -> str:
-    """The preset with all that it extends, as one TOML file in which every setting is explained."""
-    head, source = [description(name_or_file)], name_or_file
-    while not source.endswith(".toml"):
-        head += [f"{source}: {note}"] if (note := _note(source)) else []
-        base = _base(source, _read(source).get("extends"))
-        if base is None:
-            break
-        source = base
+    """The preset with all that it extends, as one TOML file in which every setting is explained.
+
+    The comments in the files of presets, which say why their settings are what they are, come first.
+    """
+    head = [description(name_or_file)]
+    for name, _, text in _layers(name_or_file):
+        note = " ".join(line.lstrip("# ") for line in text.splitlines() if line.startswith("#"))
+        head += [f"{name}: {note}"] if note and not name.endswith(".toml") else []
     return commented(load_preset(name_or_file)[1], head)
 
 
-def _note(name: str) -> str:
-    """The comments in the file of a preset, which say why its settings are what they are."""
-    lines = _source(name).read_text("utf-8").splitlines()
-    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#"))
+def _layers(name_or_file: str) -> list[tuple[str, ConfigDict, str]]:
+    """(name, table, text) of the preset or file, then of what it extends: a preset, or a file next to it."""
+    found: list[tuple[str, ConfigDict, str]] = []
+    while True:
+        text, table = _read(name_or_file)
+        base = table.pop("extends", None)
+        found.append((name_or_file, table, text))
+        if base is None:
+            return found
+        is_file = isinstance(base, str) and base.endswith(".toml")
+        if not isinstance(base, str) or (is_file and Path(base).name != base):
+            raise UsageError(
+                f"extends = {base!r} in {name_or_file}, expected a preset's name or a .toml file in the same "
+                "folder"
+            )
+        if len(found) > DEPTH:
+            raise UsageError(f"extends = {base!r} in {name_or_file} goes in a circle")
+        name_or_file = str(Path(name_or_file).parent / base) if is_file else base
+
+
+def _read(name_or_file: str) -> tuple[str, ConfigDict]:
+    """The text and the table of a preset's file, or of a custom one."""
+    path: Any = Path(name_or_file)
+    if not name_or_file.endswith(".toml"):
+        if name_or_file not in _files():
+            raise unknown("preset", name_or_file, names())
+        path = _files()[name_or_file]
+    elif not path.is_file():
+        raise UsageError(f"there is no file {name_or_file}; give a preset's name or a .toml file")
+    try:
+        text = path.read_text("utf-8")
+        return text, tomllib.loads(text)
+    except (ValueError, RecursionError, OSError) as error:
+        # ValueError: not UTF-8, not TOML, or a number of thousands of digits; the other: brackets as deep.
+        raise UsageError(f"{name_or_file} is not a TOML file that can be read: {error}") from error
+
+
+def _files() -> dict[str, Any]:
+    folder = resources.files("atlas.presets")
+    return {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
 
 
 def for_images(images: Images, data: str, model: str | None, eps: str) -> str:
@@ -92,51 +130,3 @@ def for_images(images: Images, data: str, model: str | None, eps: str) -> str:
     table = overridden(load_preset(NEUTRAL)[1], changes.items(), REGISTRIES)
     order = ("data", "model", "normalize", *table)
     return commented({key: table[key] for key in order}, head)
-
-
-def _files() -> dict[str, Any]:
-    folder = resources.files("atlas.presets")
-    return {f.name.removesuffix(".toml"): f for f in folder.iterdir() if f.name.endswith(".toml")}
-
-
-def _source(name_or_file: str) -> Any:
-    if name_or_file.endswith(".toml"):
-        if not Path(name_or_file).is_file():
-            raise UsageError(f"there is no file {name_or_file}; give a preset's name or a .toml file")
-        return Path(name_or_file)
-    known = _files()
-    if name_or_file not in known:
-        raise unknown("preset", name_or_file, names())
-    return known[name_or_file]
-
-
-def _read(name_or_file: str) -> ConfigDict:
-    source = _source(name_or_file)
-    try:
-        return tomllib.loads(source.read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
-        # ValueError: not UTF-8, not TOML, or a number of thousands of digits; the other: brackets as deep.
-        raise UsageError(f"{name_or_file} is not a TOML file that can be read: {error}") from error
-
-
-def _chain(name_or_file: str, depth: int) -> ConfigDict:
-    """The table with what it extends beneath it: a preset, or a file next to it."""
-    table = _read(name_or_file)
-    base = _base(name_or_file, table.pop("extends", None))
-    if base is None:
-        return table
-    if depth == 0:
-        raise UsageError(f"extends = {base!r} in {name_or_file} goes in a circle")
-    return merge(_chain(base, depth - 1), table, REGISTRIES)
-
-
-def _base(name_or_file: str, extends: Any) -> str | None:
-    """What the file extends, as `load_preset` takes it."""
-    if extends is None:
-        return None
-    if not isinstance(extends, str) or (extends.endswith(".toml") and Path(extends).name != extends):
-        raise UsageError(
-            f"extends = {extends!r} in {name_or_file}, expected a preset's name or a .toml file in the same "
-            "folder"
-        )
-    return str(Path(name_or_file).parent / extends) if extends.endswith(".toml") else extends

@@ -18,7 +18,7 @@ from optuna.distributions import (
 )
 
 from atlas.attacks import Attack
-from atlas.config import ConfigDict, number, override, parse_value
+from atlas.config import ConfigDict, number, override, parse_value, value_at
 from atlas.errors import UsageError
 from atlas.evaluation.plan import attack_table
 from atlas.training import RunConfig
@@ -125,14 +125,6 @@ def default_space(base: RunConfig) -> Space:
         for key, factor in DEFAULT_FACTORS.items()
         if values[key]
     }
-
-
-def value_at(table: ConfigDict, key: str) -> Any:
-    """The value at a dotted key; None where there is none."""
-    here: Any = table
-    for part in key.split("."):
-        here = here.get(part) if isinstance(here, Mapping) else None
-    return here
 
 
 def _choices(text: str, where: str) -> BaseDistribution:
