@@ -28,7 +28,7 @@ from atlas.attacks import Attack, Square, frozen
 from atlas.attacks.engine import predict
 from atlas.attacks.model_variants import channels_last
 from atlas.attacks.suites import suite
-from atlas.cli.named_model import named
+from atlas.cli.evaluate import named
 from atlas.config import number
 from atlas.distributed.launch import checked_device
 from atlas.errors import UsageError, choose
@@ -216,12 +216,10 @@ def run(options: Namespace) -> dict[str, Any]:
 
 
 def load_task(what: str, options: Namespace) -> AttackTask:
-    subject = named(what, None if Path(what).is_dir() else options.model, options.data, options.device)
+    subject = named(what, options.data, name=None if Path(what).is_dir() else options.model)
     test = data.load(subject.data, train=False, root=options.root)
     images = chosen_images(test, options.n, random=False, seed=0)
-    network, eps = subject.load(images).model, options.eps
-    if not isinstance(network, nn.Module):
-        raise UsageError(f"{what} has no gradients: give a run's folder or the weights of a torch module")
+    network, eps = subject.load(images, options.device), options.eps
     if eps is None:
         if not isinstance(subject.threat, Linf):
             raise UsageError(f"--eps is missing: a radius in L-inf such as 8/255 (got {subject.threat})")

@@ -104,4 +104,4 @@ def test_a_wrong_password_is_said_in_one_line_and_not_shown(
     assert process.returncode == 6, output
     assert "password authentication failed" in output
     assert "secret" not in output
-    assert len(output.splitlines()) == 2  # where it writes, and this
+    assert len(output.splitlines()) == 1

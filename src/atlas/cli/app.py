@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer import Argument, Exit, Option
 
 from atlas import __version__
 from atlas.cli import data, demo, evaluate, init, listing, report, sweep, train
 from atlas.errors import UsageError
+from atlas_paper.cli import reproduce  # the paper's command; nothing else here imports `atlas_paper`
 
 app = typer.Typer(
     name="atlas",
@@ -23,41 +26,27 @@ app = typer.Typer(
 def _version(asked: bool) -> None:
     if asked:
         print(f"atlas {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
 
 
-def _add_reproduce() -> None:
-    """The paper's command. Nothing else in the library imports `atlas_paper`."""
-    from atlas_paper.cli import reproduce
-
-    app.command("reproduce")(reproduce)
-
-
-app.command("demo")(demo.demo)
-app.command("init")(init.init)
-app.command("train")(train.train)
-app.command("sweep")(sweep.sweep)
-app.command("evaluate")(evaluate.evaluate)
-app.command("compare")(evaluate.compare)
-app.command("report")(report.report)
-_add_reproduce()
-app.command("suites")(evaluate.suites)
-app.command("presets")(listing.presets)
-app.command("models")(listing.models)
-app.command("methods")(listing.methods)
-app.command("attacks")(listing.attacks)
+COMMANDS: list[Callable[..., None]] = [
+    *(demo.demo, init.init, train.train, sweep.sweep, evaluate.evaluate, evaluate.compare, report.report),
+    *(reproduce, evaluate.suites, listing.presets, listing.models, listing.methods, listing.attacks),
+]
+for command in COMMANDS:
+    app.command()(command)
 app.add_typer(data.app, name="data")
 
 
 @app.command("bench", hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
-def _bench(arguments: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+def _bench(arguments: Annotated[list[str] | None, Argument()] = None) -> None:
     raise UsageError("`atlas bench` is now `python -m benchmarks`, in the source repository (docs/speed.md)")

@@ -1,4 +1,4 @@
-"""What all commands share: where they print, and how errors end them."""
+"""What all commands share: options, where they print, and how errors end them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Exit, Option
 
 from atlas.distributed.launch import rank
 from atlas.errors import AtlasError, DiskError
@@ -16,7 +16,12 @@ from atlas.terminal import Terminal
 
 console = Terminal()
 Root = Annotated[
-    Path | None, typer.Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+    Path | None, Option(help="Where the data sets are; default: $ATLAS_DATA, else ~/.cache/atlas.")
+]
+Device = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")]
+Settings = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Change a setting, as method.alpha=1e-4. Repeatable."),
 ]
 
 
@@ -29,10 +34,9 @@ def say(text: str) -> None:
 def errors_to_exit_codes() -> Iterator[None]:
     try:
         yield
-    except AtlasError as error:
-        _end(error, error.exit_code)
-    except OSError as error:
-        _end(error, DiskError.exit_code)
+    except (AtlasError, OSError) as error:
+        Terminal(stderr=True).say(f"atlas: {error}", style="red")
+        sys.exit(error.exit_code if isinstance(error, AtlasError) else DiskError.exit_code)
 
 
 @contextmanager
@@ -42,10 +46,5 @@ def one_voice() -> Iterator[None]:
         yield
     except AtlasError as error:
         if rank():
-            raise typer.Exit(error.exit_code) from error
+            raise Exit(error.exit_code) from error
         raise
-
-
-def _end(error: Exception, code: int) -> None:
-    Terminal(stderr=True).say(f"atlas: {error}", style="red")
-    sys.exit(code)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -15,8 +14,9 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.table import Table
+from typer import Argument
 
-from atlas.cli.console import console, say
+from atlas.cli.console import Root, console, say
 from atlas.data.fetch import fetch as fetch_set
 from atlas.data.store import SOURCES, File, data_root, home, present
 from atlas.data.store import verify as verify_set
@@ -29,13 +29,7 @@ app = typer.Typer(
     "`atlas train ... --set data=PATH` takes an .npz file or a folder of class folders.",
 )
 
-Name = Annotated[str, typer.Argument(help="A data set by name: see `atlas data list`.")]
-Root = Annotated[
-    Path | None,
-    typer.Option(
-        help="The folder of the sets, in torchvision's layout; default: $ATLAS_DATA, else ~/.cache/atlas."
-    ),
-]
+Name = Annotated[str, Argument(help="A data set by name: see `atlas data list`.")]
 
 
 @app.command("list")
@@ -62,14 +56,8 @@ def fetch(name: Name, root: Root = None) -> None:
 
     Example: `atlas data fetch cifar10`
     """
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
+    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as progress:
         tasks = {}
 
         def report(file: File, done: int) -> None:

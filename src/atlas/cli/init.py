@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from atlas import data as data_sets
 from atlas import presets
@@ -18,15 +18,12 @@ from atlas.threat import Linf
 
 
 def init(
-    data: Annotated[
-        str, typer.Argument(metavar="DATA", help="An .npz file, a folder of class folders, or a set's name.")
-    ],
-    out: Annotated[Path | None, typer.Option(help="The file to write; default: DATA's name.toml.")] = None,
+    data: Annotated[str, Argument(metavar="DATA", help="An .npz file, a folder of class folders or a name.")],
+    out: Annotated[Path | None, Option(help="The file to write; default: DATA's name.toml.")] = None,
     model: Annotated[
-        str | None,
-        typer.Option(help="A name (`atlas models`) or module.path:factory; default: by image size."),
+        str | None, Option(help="A name (`atlas models`) or module:factory; default: by image size.")
     ] = None,
-    eps: Annotated[str, typer.Option(help="The radius in pixel units of [0, 1].")] = "8/255",
+    eps: Annotated[str, Option(help="The radius in pixel units of [0, 1].")] = "8/255",
     root: Root = None,
 ) -> None:
     """Write a commented configuration for your data, ready for `atlas train`.
@@ -48,10 +45,6 @@ def init(
     images = data_sets.load(data, train=True, root=root)
     Linf(number(eps, "--eps"))
     text = presets.for_images(images, data, model, eps)
-    try:
-        write_atomic(path, text.encode())
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{data!r} is not a name in UTF-8: rename it") from error
-    head = text.partition("\n\n")[0].splitlines()
-    say(" ".join(line.removeprefix("# ") for line in head))
+    write_atomic(path, text.encode())
+    say(" ".join(line.removeprefix("# ") for line in text.partition("\n\n")[0].splitlines()))
     say(f"Wrote {path}. Next: atlas train {path}")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-import typer
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from typer import Argument
 
 from atlas import presets as recipes
 from atlas.attacks import ATTACKS, TRAINING_ATTACKS
@@ -20,13 +20,10 @@ from atlas.methods import METHODS
 from atlas.models import MODELS
 from atlas.training.settings import REGISTRIES
 
-INDENT = 2
-
 
 def presets(
     name: Annotated[
-        str | None,
-        typer.Argument(metavar="[PRESET_OR_FILE]", help="Print this one, every setting explained."),
+        str | None, Argument(metavar="[PRESET_OR_FILE]", help="Print this one, every setting explained.")
     ] = None,
 ) -> None:
     """List the presets: one for each row of the paper's tables, CPU-sized ones, and two for any data.
@@ -37,18 +34,19 @@ def presets(
     if name is not None:
         print(recipes.explained(name), end="")
         return
-    table = Table("preset", "what it is", box=None, pad_edge=False)
-    for each in recipes.names():
-        table.add_row(each, recipes.description(each))
-    console.print(table)
+    _print("preset", {each: recipes.description(each) for each in recipes.names()})
     say("Print one with `atlas presets NAME`, train it with `atlas train NAME`.")
 
 
 def models() -> None:
     """List the models that have a name. Your own is `module.path:factory`."""
-    table = Table("model", "what it is", box=None, pad_edge=False)
-    for name, entry in MODELS.items():
-        table.add_row(name, entry.description)
+    _print("model", {name: entry.description for name, entry in MODELS.items()})
+
+
+def _print(kind: str, texts: Mapping[str, str]) -> None:
+    table = Table(kind, "what it is", box=None, pad_edge=False)
+    for row in texts.items():
+        table.add_row(*row)
     console.print(table)
 
 
@@ -69,24 +67,17 @@ def attacks() -> None:
 
 
 def _describe(registry: Mapping[str, Callable[..., object]]) -> None:
+    """The first line of each docstring, and all parameters with their defaults and choices."""
     for name, builder in registry.items():
-        about = inspect.getdoc(builder) or ""
+        types, parameters = get_type_hints(builder), inspect.signature(builder).parameters
+        settings = ", ".join(_setting(key, each.default, types[key]) for key, each in parameters.items())
         console.print(Text(name, style="bold"))
-        console.print(Padding(about.splitlines()[0], (0, 0, 0, INDENT), expand=False))
-        if parameters := _parameters(builder):
-            console.print(Padding(parameters, (0, 0, 0, INDENT), expand=False), style="dim")
+        for text, style in (((inspect.getdoc(builder) or "").partition("\n")[0], None), (settings, "dim")):
+            if text:
+                console.print(Padding(text, (0, 0, 0, 2), expand=False), style=style)
 
 
-def _parameters(builder: Callable[..., object]) -> str:
-    """All of them with their defaults and choices."""
-    types = get_type_hints(builder)
-    return ", ".join(
-        _parameter(key, parameter.default, types[key])
-        for key, parameter in inspect.signature(builder).parameters.items()
-    )
-
-
-def _parameter(key: str, default: Any, kind: Any) -> str:
+def _setting(key: str, default: Any, kind: Any) -> str:
     if default is inspect.Parameter.empty:
         return f"{key} (required)"
     if default is None:
@@ -94,6 +85,5 @@ def _parameter(key: str, default: Any, kind: Any) -> str:
     if is_dataclass(default):
         return f"{key}={table_of(default, REGISTRIES)['name']}"
     others = [str(each) for each in get_args(kind) if each != default] if get_origin(kind) is Literal else []
-    return f"{key}={str(default).lower() if isinstance(default, bool) else default}" + (
-        f" (or {', '.join(others)})" if others else ""
-    )
+    text = f"{key}={str(default).lower() if isinstance(default, bool) else default}"
+    return f"{text} (or {', '.join(others)})" if others else text

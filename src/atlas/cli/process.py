@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 """As in glibc's malloc.h."""
@@ -31,14 +30,9 @@ def prepare() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if not any(name in os.environ for name in THEIRS):
         keep_memory()
-    print_any_text(sys.stdout)
-    print_any_text(sys.stderr)
-
-
-def print_any_text(stream: TextIO) -> None:
-    """Print a question mark for a character that the encoding of a terminal or pipe lacks."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a question mark for a character that its encoding lacks
+            stream.reconfigure(errors="replace")
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from atlas.cli.console import Root
 from atlas.config import number
@@ -20,44 +20,30 @@ from atlas.threat import THREATS
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(
-            metavar="FOLDER",
-            help="Folders of runs or evaluations: runs/demo/demo-*, evaluations/*.",
-        ),
+        Argument(metavar="FOLDER", help="Folders of runs or evaluations: runs/demo/demo-*, evaluations/*."),
     ],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The file to write; default: report.html, tables to the terminal."),
+        Option("--out", "-o", help="The file to write; default: report.html, tables to the terminal."),
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--format",
             help="html, or only the comparison as md, latex, csv or json; default: by the suffix of --out, "
             "else html.",
         ),
     ] = None,
-    plots: Annotated[
-        Path | None, typer.Option(help="Also write plots for papers (PDF, SVG, PNG) into this folder.")
-    ] = None,
-    n: Annotated[int, typer.Option(help="Test images for the quick attack of the report.")] = 200,
-    steps: Annotated[int, typer.Option(help="Steps of that attack.")] = 20,
+    plots: Annotated[Path | None, Option(help="Also write plots for papers (PDF, SVG, PNG) here.")] = None,
+    n: Annotated[int, Option(help="Test images for the quick attack of the report.")] = 200,
+    steps: Annotated[int, Option(help="Steps of that attack.")] = 20,
     no_attack: Annotated[
-        bool,
-        typer.Option("--no-attack", help="Omit that attack, and with it curves, gallery and confusions."),
+        bool, Option("--no-attack", help="Omit that attack, and with it curves, gallery and confusions.")
     ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(help="The data set, where a folder does not state it: a name or path."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="The model, where a run does not state it: a name or module.path:factory."),
-    ] = None,
-    eps: Annotated[
-        str | None, typer.Option(help="The radius, where a run does not state it, such as 8/255.")
-    ] = None,
-    norm: Annotated[str, typer.Option(help="The norm that goes with --eps: linf or l2.")] = "linf",
+    data: Annotated[str | None, Option(help="If a folder does not state it: a name or path.")] = None,
+    model: Annotated[str | None, Option(help="If a run names none: a name or module.path:factory.")] = None,
+    eps: Annotated[str | None, Option(help="The radius, if a run does not state it, such as 8/255.")] = None,
+    norm: Annotated[str, Option(help="The norm that goes with --eps: linf or l2.")] = "linf",
     root: Root = None,
 ) -> None:
     """Put models side by side on one page that can be looked at, sent and printed.
@@ -106,19 +92,10 @@ def report(
     else:
         text = write.tables(found, kind)
     if out is None:
-        sys.stdout.write(_encodable(text, kind))
+        sys.stdout.write(text)
         return
     write_atomic(out, text.encode())
     _say(f"{out}: {len(text.encode()) / 1024:,.0f} KB, {len(found)} model{'s' if len(found) > 1 else ''}")
-
-
-def _encodable(text: str, kind: str) -> str:
-    """The text in the characters of the output; Markdown has entities for the others."""
-    encoding = sys.stdout.encoding or "utf-8"
-    shown = text.encode(encoding, "xmlcharrefreplace" if kind == "md" else "replace").decode(encoding)
-    if shown != text:
-        _say(f"the output is {encoding}, which lacks some characters: --out writes UTF-8", style="yellow")
-    return shown
 
 
 def _say(text: str, style: str | None = None) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
 from rich.table import Table
+from typer import Argument, Option
 
 from atlas import presets
-from atlas.cli.console import Root, console, say
+from atlas.cli.console import Device, Root, Settings, console, say
 from atlas.cli.train import setting
 from atlas.config import overridden
 from atlas.distributed.launch import checked_device
@@ -18,47 +20,36 @@ from atlas.errors import UsageError
 from atlas.training import RunConfig
 from atlas.training.settings import REGISTRIES
 
-if TYPE_CHECKING:
-    from atlas.sweeps.results import TrialResult
-
 
 def sweep(
-    ctx: typer.Context,
-    what: Annotated[
-        str, typer.Argument(metavar="PRESET_OR_FILE", help="What is varied: see `atlas presets`.")
-    ],
+    what: Annotated[str, Argument(metavar="PRESET_OR_FILE", help="What is varied: see `atlas presets`.")],
     grid: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=A,B,C", help="Try every value with every other. Again for more."),
+        list[str] | None, Option(metavar="KEY=A,B,C", help="Try every value with every other. Repeatable.")
     ] = None,
     search: Annotated[
-        int | None, typer.Option(min=1, help="Try so many points, in all: chosen by TPE, the poor pruned.")
+        int | None, Option(min=1, help="Try so many points, in all: chosen by TPE, the poor pruned.")
     ] = None,
     ranges: Annotated[
         list[str] | None,
-        typer.Option("--range", metavar="KEY=LOW..HIGH[:log]", help="For --search: a range of numbers."),
+        Option("--range", metavar="KEY=LOW..HIGH[:log]", help="For --search: a range of numbers."),
     ] = None,
     choices: Annotated[
-        list[str] | None,
-        typer.Option("--choice", metavar="KEY=A,B", help="For --search: one of these."),
+        list[str] | None, Option("--choice", metavar="KEY=A,B", help="For --search: one of these.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting of all trials, as `atlas train`."),
-    ] = None,
+    settings: Settings = None,
     score_attack: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="Choose by this attack on the validation images, such as un-t or 'Un-T 3x50'; "
             "default: the preset's validation attack."
         ),
     ] = None,
-    no_prune: Annotated[bool, typer.Option("--no-prune", help="Let trials that fall behind go on.")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of the search; a run's own is training.seed.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="The sweep's folder; default: runs/sweep-NAME.")] = None,
+    no_prune: Annotated[bool, Option("--no-prune", help="Finish trials that fall behind.")] = False,
+    seed: Annotated[int, Option(min=0, help="Of the search; a run's own is training.seed.")] = 0,
+    out: Annotated[Path | None, Option(help="The sweep's folder; default: runs/sweep-NAME.")] = None,
     url: Annotated[
         str | None,
-        typer.Option(
+        Option(
             "--storage",
             envvar="ATLAS_STORAGE",
             show_envvar=True,
@@ -66,7 +57,7 @@ def sweep(
         ),
     ] = None,
     root: Root = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda ...; default: a GPU if there is one.")] = None,
+    device: Device = None,
 ) -> None:
     """Try many settings of a preset, and keep the best.
 
@@ -86,13 +77,16 @@ def sweep(
     base = overridden(table, map(setting, settings or []), REGISTRIES)
     config = RunConfig.of(base)
     checked_device(device)
-    _need_optuna()
+    if importlib.util.find_spec("optuna") is None:
+        raise UsageError("sweeps need Optuna: pip install 'atlas-robust[sweep]'")
     from atlas.sweeps import Sweep, work
     from atlas.sweeps.queue import check_url
+    from atlas.sweeps.results import names, short
     from atlas.sweeps.study import space_from_options
     from atlas.sweeps.worker import named_attack
 
-    where = check_url(url, hidden=_is_from_environment(ctx, "url")) if url else None
+    if url:
+        check_url(url, hidden=not any(url in word for word in sys.argv))
     task = Sweep(
         what,
         base,
@@ -103,35 +97,12 @@ def sweep(
         score=None if score_attack is None else named_attack(score_attack, config.data),
     )
     folder = out or Path("runs") / f"sweep-{name}"
-    found = work(task, search, folder, where, say, root, device)
-    _print(found, list(task.space), folder)
-
-
-def _is_from_environment(ctx: typer.Context, parameter: str) -> bool:
-    source = ctx.get_parameter_source(parameter)
-    return source is not None and source.name == "ENVIRONMENT"
-
-
-def _need_optuna() -> None:
-    try:
-        import optuna  # noqa: F401
-    except ImportError as error:
-        raise UsageError("sweeps need Optuna: pip install 'atlas-robust[sweep]'") from error
-
-
-def _print(found: list[TrialResult], keys: list[str], folder: Path) -> None:
-    from atlas.sweeps.results import names, short
-
-    table = Table("trial", *names(keys).values(), "score", "clean", "robust", "state")
-    for row in found[:10]:
-        shares = [row.score, row.clean, row.robust]
-        table.add_row(
-            str(row.number + 1),
-            *(short(row.values.get(key)) for key in keys),
-            *("" if share is None else f"{share:.2%}" for share in shares),
-            row.state,
-        )
-    console.print(table)
+    shown = Table("trial", *names(task.space).values(), "score", "clean", "robust", "state")
+    for row in work(task, search, folder, url or None, say, root, device)[:10]:
+        values = [short(row.values.get(key)) for key in task.space]
+        shares = ["" if share is None else f"{share:.2%}" for share in (row.score, row.clean, row.robust)]
+        shown.add_row(str(row.number + 1), *values, *shares, row.state)
+    console.print(shown)
     say(f"all trials: {folder / 'table.md'}; the figure: {folder / 'figure.png'}")
     if (folder / "best.toml").exists():
         say(f"train the best again: {shlex.join(['atlas', 'train', str(folder / 'best.toml')])}")

@@ -7,12 +7,11 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from atlas import presets
-from atlas.cli.console import Root, one_voice, say
-from atlas.config import ConfigDict as Settings
-from atlas.config import overridden, parse_value
+from atlas.cli.console import Device, Root, Settings, one_voice, say
+from atlas.config import ConfigDict, overridden, parse_value
 from atlas.data.load import lacks_test_set
 from atlas.distributed.launch import checked_device, launch, local_device, size, started
 from atlas.errors import UsageError
@@ -25,47 +24,35 @@ from atlas.training.settings import REGISTRIES
 
 def train(
     what: Annotated[
-        str | None,
-        typer.Argument(metavar="[PRESET_OR_FILE]", help="A preset (`atlas presets`) or a .toml file."),
+        str | None, Argument(metavar="[PRESET_OR_FILE]", help="A preset (`atlas presets`) or a .toml file.")
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="KEY=VALUE", help="Change a setting: `--set method.alpha=1e-4`. Again for more."
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Resume the run in this folder.")] = None,
+    settings: Settings = None,
+    out: Annotated[Path | None, Option(help="The run's folder; default: runs/NAME.")] = None,
+    resume: Annotated[Path | None, Option(metavar="RUN", help="Resume the run in this folder.")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="FILE",
             help="Start from these weights (.safetensors, .pt, .pth, or a run's folder) instead of random "
             "ones; the preset `finetune` has a suitable learning rate. Short for --set weights=FILE.",
         ),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Short for --set training.seed=SEED.")] = None,
+    seed: Annotated[int | None, Option(help="Short for --set training.seed=SEED.")] = None,
     on_collapse: Annotated[
-        str | None, typer.Option(help="continue, stop or rollback: short for --set training.on_collapse=...")
+        str | None, Option(help="continue, stop or rollback: short for --set training.on_collapse=...")
     ] = None,
     precision: Annotated[
         str | None,
-        typer.Option(
+        Option(
             help="float32, craft (adversaries in bfloat16), bfloat16 (the loss too), bfloat16-all (its "
             "Jacobian too): short for --set training.precision=... Or auto: what was measured to be fast "
             "and, on MNIST, as accurate on such a device; --set goes before it."
         ),
     ] = None,
     root: Root = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1 ...; default: a GPU if there is one.")
-    ] = None,
-    processes: Annotated[
-        int, typer.Option(min=1, help="Share each batch among this many processes of this machine.")
-    ] = 1,
-    allow_changes: Annotated[
-        bool, typer.Option("--allow-changes", help="Resume although settings differ.")
-    ] = False,
+    device: Device = None,
+    processes: Annotated[int, Option(min=1, help="Share each batch among so many processes.")] = 1,
+    allow_changes: Annotated[bool, Option("--allow-changes", help="Resume with other settings.")] = False,
 ) -> None:
     """Train a robust classifier.
 
@@ -79,14 +66,13 @@ def train(
     """
     if (what is None) == (resume is None):
         raise UsageError("got neither or both of PRESET_OR_FILE and --resume RUN; give one of them")
-    if resume is not None and out is not None:
-        raise UsageError("--resume continues in the run's folder: omit --out")
-    if what is not None:
-        name, table = presets.load_preset(what)
-        folder = out or Path("runs") / name
-    else:
-        assert resume is not None
+    if resume is not None:
+        if out is not None:
+            raise UsageError("--resume continues in the run's folder: omit --out")
         folder, table = resume, load_config(resume).table()
+    else:
+        name, table = presets.load_preset(str(what))
+        folder = out or Path("runs") / name
     short = {
         "weights": weights,
         "training.seed": seed,
@@ -106,30 +92,28 @@ def train(
             "--out"
         )
     elif processes > 1:
-        raise typer.Exit(launch(sys.argv[1:], processes))
+        raise Exit(launch(sys.argv[1:], processes))
     with one_voice(), connected() as group:
         if group.first and (dropped := _dropped(table, changed)):
             say(f"--set has changed a name, which drops the settings of the old one: {', '.join(dropped)}")
         if precision == "auto":
             changes = [*_auto(folder, device, group), *changes]
             config = RunConfig.of(overridden(table, changes, REGISTRIES))
-        _train(config, folder, group, data_root=root, device=device, allow_changes=allow_changes)
-
-
-def _train(config: RunConfig, folder: Path, group: ProcessGroup, **options: Any) -> None:
-    if group.first:
-        say(f"writing to {folder}")
-    result = run_training(config, folder, group=group, **options)
-    if group.first:
-        say(
-            f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-            f"{result.best_robust:.2%}{result.imbalance_note}; weights in {folder / 'best.safetensors'}"
+        if group.first:
+            say(f"writing to {folder}")
+        result = run_training(
+            config, folder, group=group, data_root=root, device=device, allow_changes=allow_changes
         )
-        elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
-        say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
+        if group.first:
+            say(
+                f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
+                f"{result.best_robust:.2%}{result.imbalance_note}; weights in {folder / 'best.safetensors'}"
+            )
+            elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
+            say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
 
 
-def _dropped(before: Settings, after: Settings, where: str = "") -> list[str]:
+def _dropped(before: ConfigDict, after: ConfigDict, where: str = "") -> list[str]:
     """The settings that are gone because the name of what they belonged to has changed."""
     found = []
     for key, value in before.items():

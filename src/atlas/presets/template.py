@@ -31,7 +31,7 @@ SECTIONS: dict[str, type | None] = {
 where that depends on their name."""
 _TEXTS = tomllib.loads((resources.files("atlas.presets") / "_comments.toml").read_text("utf-8"))
 COMMENTS, PARAMETERS = _TEXTS["settings"], _TEXTS["parameters"]
-"""What settings and tables are, by their dotted keys; and parameters of methods and attacks, by their names."""
+"""What settings and tables are, by dotted keys; and parameters of methods and attacks, by their names."""
 
 
 def commented(table: ConfigDict, head: Sequence[str]) -> str:

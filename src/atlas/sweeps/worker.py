@@ -64,11 +64,7 @@ def held_out(config: RunConfig, root: Path | None) -> Images:
 
 @dataclass(frozen=True)
 class Worker:
-    """One process of a sweep, with the options of `atlas train` for its trials.
-
-    Args:
-        say: Prints a line.
-    """
+    """One process of a sweep, with the options of `atlas train` for its trials."""
 
     sweep: Sweep
     queue: Queue
@@ -242,20 +238,12 @@ def work(
     """Take part in a sweep, as its first worker or a later one, until all its trials have been started.
 
     Args:
-        sweep: What to sweep; a worker that joins must give the same.
         trials: How many in all; None for the whole grid.
-        folder: Where to work.
         url: Of the storage; None for SQLite in the folder.
         say: Prints a line.
-        root: Where the data sets are.
-        device: Of the trainings.
-        progress: Whether to show progress bars.
 
     Returns:
         The results that are known at the end, best first.
-
-    Raises:
-        UsageError: The folder's study sweeps something else.
     """
     with translate_db_errors(url):
         queue = Queue.join(sweep, folder, url, len(sweep.points) if trials is None else trials)

@@ -42,19 +42,6 @@ def test_tables_go_to_the_output_alone(
     assert capsys.readouterr().out.startswith("\\begin{table")
 
 
-@pytest.mark.parametrize(("kind", "eps"), [("md", "L&#8734;, &#949; = 0.1"), ("csv", "L?, ? = 0.1")])
-def test_an_output_that_lacks_characters(
-    kind: str, eps: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    raw = io.BytesIO()
-    output = io.TextIOWrapper(raw, "latin-1", write_through=True)
-    with monkeypatch.context() as patch:
-        patch.setattr("sys.stdout", output)
-        assert atlas(patch, "report", str(run), "--format", kind) == 0
-    assert eps in raw.getvalue().decode("latin-1")
-    assert "--out writes UTF-8" in capsys.readouterr().err
-
-
 def test_an_evaluation_in_the_format_of_the_suffix(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

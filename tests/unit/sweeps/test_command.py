@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import json
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,6 +49,7 @@ def test_a_stronger_attack_scores_on_the_validation_images(
         (["--grid", "method.alpha=1", "--range", "method.beta=1..2"], "for --search"),
         (["--search", "3", "--score-attack", "unt"], "did you mean 'un-t'"),
         (["--search", "3", "--storage", "postgresql://a:b@c/d"], "PGPASSWORD"),
+        (["--search", "3", "--storage=postgresql://a:b@c/d"], "PGPASSWORD"),
         (["--search", "3", "--set", "method.alpa=1"], "alpa"),
     ],
 )
@@ -69,13 +69,6 @@ def test_wrong_words_are_exit_2(
 def test_without_optuna_the_command_to_install_it_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *rest: Any) -> Any:
-        if name.partition(".")[0] == "optuna":
-            raise ModuleNotFoundError(name)
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "optuna", None)
     assert atlas(monkeypatch, "sweep", "demo-atlas-1", "--search", "1") == 2
     assert "pip install 'atlas-robust[sweep]'" in capsys.readouterr().err
