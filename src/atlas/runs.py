@@ -64,11 +64,7 @@ class Run:
 
     @classmethod
     def open(cls, path: str | Path) -> Run:
-        """The run in this folder.
-
-        Raises:
-            CheckpointError: if the folder has no configuration, or one that was altered.
-        """
+        """The run in this folder, which must have a configuration that was not altered."""
         run = cls(path)
         run.config  # noqa: B018  # which checks it
         return run
@@ -144,11 +140,7 @@ class Run:
 
     @property
     def records(self) -> list[Record]:
-        """All lines of the metrics, without a last one that is still being written.
-
-        Raises:
-            CheckpointError: if the file cannot be read, or a line was changed after it was written.
-        """
+        """All lines of the metrics, checked, without a last one that is still being written."""
         path = self.metrics_path
         try:
             data = path.read_bytes() if path.exists() else b""

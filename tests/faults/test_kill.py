@@ -62,19 +62,6 @@ def test_a_signal_saves_and_exits(task: Path, number: signal.Signals, code: int)
     assert runs.outcome(task / name) == runs.outcome(task / "whole")
 
 
-def test_a_second_process_in_the_folder_is_refused(task: Path) -> None:
-    first = runs.start(task, "train", "task.toml", "--out", "shared")
-    runs.wait_for_metrics(task / "shared", first, 0)
-    first.send_signal(signal.SIGSTOP)  # it cannot end while the second one starts
-    second = runs.start(task, "train", "--resume", "shared")
-    output, _ = second.communicate(timeout=60)
-    assert second.returncode == 7, output
-    assert f"process {first.pid}" in output
-    first.send_signal(signal.SIGCONT)
-    runs.finish(first)
-    assert runs.outcome(task / "shared") == runs.outcome(task / "whole")
-
-
 def stopped(task: Path, name: str) -> Path:
     """A run that was stopped half-way, with two states saved."""
     process = runs.start(task, "train", "task.toml", "--out", name)

@@ -17,11 +17,7 @@ from uuid import uuid4
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # its defaults hold the group of this moment, threads and all: let it be none
-from torch.distributed import (  # type: ignore[attr-defined]
-    PrefixStore,
-    Store,
-    TCPStore,
-)
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
 from atlas.distributed.process_group import ProcessGroup, reached
@@ -48,13 +44,8 @@ def launch(arguments: Sequence[str], of: int, module: str = "atlas", *, independ
     """Run `python -m MODULE ARGUMENTS` as `of` ranks, to train or evaluate together; the exit code for all.
 
     This is not torchrun, because torchrun's own exit code is 1 whatever the ranks' are. The rendezvous store
-    is in this process, so that no port has to be guessed and the death of a rank does not take it away.
-
-    Args:
-        arguments: The command line of each rank.
-        of: How many ranks.
-        module: The program.
-        independent: If a rank fails, ask the others to save and exit; otherwise they notice by themselves.
+    is in this process, so that no port has to be guessed and the death of a rank does not take it away. If a
+    rank fails, `independent` ones are asked to save and exit; the others notice by themselves.
     """
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     common = {"MASTER_ADDR": HERE, "MASTER_PORT": str(store.port), "WORLD_SIZE": str(of)}
@@ -104,12 +95,9 @@ class Workers:
     def __init__(self, of: int) -> None:
         self.of, self.timeout = of, worker_timeout()
         self.workers: list[Worker] = []
-        self.failed: Worker | None = None
-        """The first that failed by itself."""
-        self.given_up = ""
-        """Why those that were left were killed, if they were."""
-        self.asked = False
-        """Whether all were asked to save and exit."""
+        self.failed: Worker | None = None  # the first that failed by itself
+        self.given_up = ""  # why those that were left were killed
+        self.asked = False  # all, to save and exit
 
     @property
     def running(self) -> list[Worker]:
@@ -117,23 +105,14 @@ class Workers:
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start another one. Threads are shared out among all, unless the user has set their number."""
-        threads = str(max(1, (os.cpu_count() or 1) // self.of))
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.of))}
         life, write = os.pipe()
         os.set_blocking(life, False)
         os.set_blocking(write, False)
         own = {LAUNCHER: str(os.getpid()), LIFE: str(write)}
-        try:
-            process = subprocess.Popen(
-                command,
-                env={"OMP_NUM_THREADS": threads, **os.environ, **environment, **own},
-                start_new_session=True,
-                pass_fds=[write],
-            )
-        except OSError:
-            os.close(life)
-            raise
-        finally:
-            os.close(write)
+        everything = {**threads, **os.environ, **environment, **own}
+        process = subprocess.Popen(command, env=everything, start_new_session=True, pass_fds=[write])
+        os.close(write)
         self.workers.append(Worker(f"process {len(self.workers)} of {self.of}", process, life))
 
     def wait(self, requests: Requests, *, independent: bool) -> None:
@@ -181,11 +160,7 @@ class Workers:
         return f"{running[0].name} did not end when it was asked to" if late else ""
 
     def exit_code(self, requests: Requests) -> int:
-        """The exit code that stands for all: rank 0 has said why, unless it was killed.
-
-        Raises:
-            LostWorkerError, Interrupted: if one was killed, or had to be.
-        """
+        """The exit code that stands for all. Rank 0 has said why; an error says who was killed."""
         if self.given_up and (self.failed is None or requests.caught is not None):
             how = f"{self.given_up}, so all were killed: resume to continue from the last saved state"
             raise LostWorkerError(how) if requests.caught is None else Interrupted(requests.caught, how)
@@ -259,11 +234,8 @@ def local_device(name: str | None) -> str | None:
 def connected(patience: timedelta | None = None) -> Iterator[ProcessGroup]:
     """The processes that were started together. An error that ends one of them ends all, and is told to all.
 
-    A process that was started alone is alone.
-
-    Args:
-        patience: How long to wait for a rank that is there but silent; default: `worker_timeout()`. One that
-            is gone is noticed at once.
+    `patience` is how long to wait for a rank that is silent, by default `worker_timeout()`; one that is gone
+    is noticed at once.
     """
     if size() == 1:
         yield ProcessGroup()

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
-
 from atlas.runs import Record
-from atlas.terminal import Terminal
+from atlas.terminal import Terminal, share_bars
 from atlas.threat import eps_text
 
 
@@ -35,17 +25,7 @@ class Display:
     def __init__(self, title: str, epochs: int, *, shown: bool, first: bool = True) -> None:
         self.epochs, self.first, self.headed = epochs, first, False
         self.console = Terminal(stderr=True, quiet=not (shown and first))
-        self.bars = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            disable=self.console.quiet or not self.console.is_terminal,
-        )
+        self.bars = share_bars(self.console)
         self.whole = self.bars.add_task(title, total=1.0 * epochs)
         self.work = self.bars.add_task("", total=None)
 

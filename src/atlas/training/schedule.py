@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from atlas.config import check_counts, check_fields
 from atlas.errors import UsageError
@@ -156,3 +157,24 @@ class CollapseDetector:
             f"to {jacobian:.3g} and clean accuracy stayed at {clean:.1%}: the model resists little but the "
             "attack that it trains on."
         )
+
+
+IMBALANCED = 0.1
+"""Classes are imbalanced where the largest has this much more of the images than an equal share."""
+
+
+def accuracies(sizes: Sequence[int], clean: Sequence[int], robust: Sequence[int]) -> dict[str, Any]:
+    """What is recorded of a validation, from the images of each class and how many are classified correctly.
+
+    By class, because an accuracy over all images can hide a class that was never learned.
+    """
+    total, classes = sum(sizes), sum(map(bool, sizes))
+    record: dict[str, Any] = {"val_clean": sum(clean) / total, "val_robust": sum(robust) / total}
+    majority = max(sizes) / total
+    if classes > 1 and majority > 1 / classes + IMBALANCED:
+        rates = [right / size for right, size in zip(robust, sizes, strict=True) if size]
+        record |= {"val_majority": majority, "val_balanced": sum(rates) / classes}
+    answered = [label for label, right in enumerate(clean) if right]
+    if classes > 1 and len(answered) == 1 and clean[answered[0]] == sizes[answered[0]]:
+        record["constant"] = True  # all images of one class are correct, and no others
+    return record

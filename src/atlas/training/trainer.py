@@ -32,7 +32,7 @@ from atlas.threat import Threat
 from atlas.training.display import Display
 from atlas.training.log import Log
 from atlas.training.precision import in_bfloat16, lowered
-from atlas.training.schedule import CollapseDetector, PlateauTracker, Schedule
+from atlas.training.schedule import CollapseDetector, PlateauTracker, Schedule, accuracies
 from atlas.training.settings import REGISTRIES, Training
 from atlas.training.state import Progress, TrainState
 
@@ -44,8 +44,6 @@ COLLAPSED = "collapse"
 ROLLBACKS = 2
 ALPHA_FACTOR = 4.0
 """A rollback raises alpha by this, and cuts the learning rate once."""
-IMBALANCED = 0.1
-"""Classes are imbalanced where the largest has this much more of the images than an equal share."""
 STOPPED = 1 << 16
 """Larger than the number of any signal: a callback has ended training."""
 
@@ -116,12 +114,7 @@ class Trainer:
     # --- the loop ---
 
     def train(self, on_step: Callable[[Record], None], on_epoch: Callable[[Sequence[Record]], None]) -> str:
-        """Train to the end; why it ended.
-
-        Raises:
-            Interrupted: after a signal. What was done is saved, here and below.
-            StopTraining: if a callback raised it.
-        """
+        """Train to the end; why it ended. A signal or a callback ends it earlier, once all is saved."""
         while self.progress.ended is None:
             try:
                 self.train_epoch(on_step)
@@ -387,7 +380,7 @@ class Trainer:
         before = saved.get("validated_with") or self.validated_with  # older versions did not save it
         self.adjust_to_changes(differences(before, self.validated_with))
         self.log.open(written, self.progress.step)
-        if run and self.state.best and not run.has_best(self.state.best):
+        if run and self.progress.plateau.best_epoch >= 0 and not run.has_best(self.state.best):
             self.export_best()
             self.display.say(f"{run.best_path} was missing or altered: exported it again from the state")
 
@@ -401,7 +394,8 @@ class Trainer:
         if self.state.was_trained_to(tensors):  # the same object again, after a signal or at the end
             given = {key: value for key, value in given.items() if key != "weights"}
         names = {"layers": "layers", "frozen": "frozen parameters", "weights": "initial weights"}
-        different = [name for key, name in names.items() if key in given and given[key] != before.get(key)]
+        known = given.keys() & before.keys()
+        different = [name for key, name in names.items() if key in known and given[key] != before[key]]
         if not different:
             self.description = before
         elif not allow_changes:
@@ -436,20 +430,3 @@ def remedy(setting: str) -> str:
         f"Free memory or set a smaller {setting} (with --allow-changes), then resume: what was saved before "
         "is intact"
     )
-
-
-def accuracies(sizes: Sequence[int], clean: Sequence[int], robust: Sequence[int]) -> Record:
-    """What is recorded of a validation, from the images of each class and how many are classified correctly.
-
-    By class, because an accuracy over all images can hide a class that was never learned.
-    """
-    total, classes = sum(sizes), sum(map(bool, sizes))
-    record: Record = {"val_clean": sum(clean) / total, "val_robust": sum(robust) / total}
-    majority = max(sizes) / total
-    if classes > 1 and majority > 1 / classes + IMBALANCED:
-        rates = [right / size for right, size in zip(robust, sizes, strict=True) if size]
-        record |= {"val_majority": majority, "val_balanced": sum(rates) / classes}
-    answered = [label for label, right in enumerate(clean) if right]
-    if classes > 1 and len(answered) == 1 and clean[answered[0]] == sizes[answered[0]]:
-        record["constant"] = True  # all images of one class are correct, and no others
-    return record

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 import atlas
 from atlas import checkpoint
-from atlas.data import Images
 from atlas.errors import CheckpointError, DataError, ModelError, OutOfMemoryError, UsageError
 from atlas.methods import Atlas, Natural
 from atlas.runs import Run
@@ -317,10 +316,6 @@ def test_the_default_device_does_not_matter(tmp_path: Path, kind: Any) -> None:
         assert torch.equal(a, b)
 
 
-def test_images_of_one_class_are_images() -> None:
-    assert Images(images()[0], torch.zeros(12, dtype=torch.int64), 1).num_classes == 1
-
-
 def test_a_state_of_another_version_is_left_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,15 +357,6 @@ def test_a_state_that_does_not_fit_into_memory_is_not_damaged(tmp_path: Path, sp
         folder.load_state()
     assert folder.load_state() is not None
     assert not list(tmp_path.glob("*.damaged"))
-
-
-def test_a_number_is_no_threat() -> None:
-    with pytest.raises(UsageError, match=r"threat must be atlas\.Linf\(eps\) .*got 0\.1"):
-        fit(net(), images(), Natural(), threat=0.1, training=TRAINING)  # type: ignore[arg-type]
-
-
-def test_a_trained_model_is_ready_to_be_asked() -> None:
-    assert not trained(net(), *images()).model.training
 
 
 def test_steps_that_are_too_short_for_the_ball_are_told_of() -> None:

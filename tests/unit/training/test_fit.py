@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import atlas
 from atlas.attacks import FGSM, PGD
 from atlas.checkpoint import load_tensors, save_tensors
-from atlas.errors import CheckpointError, DataError, Interrupted, NumericError, UsageError
+from atlas.errors import CheckpointError, Interrupted, NumericError, UsageError
 from atlas.methods import Adv, Atlas, Natural
 from atlas.runs import Run
 from atlas.training import Optimizer, Schedule, StopTraining, Training, Validation, fit, load_model
@@ -286,12 +286,6 @@ def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) 
     assert len(report["examples"]) == 32
     assert report["terms"][where] in ("nan", "inf")
     assert not (tmp_path / "best.safetensors").exists()
-
-
-def test_data_that_is_not_data_is_refused() -> None:
-    x, y = task()
-    with pytest.raises(DataError):
-        fit(network(), (x * 255, y), Adv(), threat=THREAT, training=SHORT, progress=False)
 
 
 def test_weights_come_back_as_the_model_they_were(tmp_path: Path) -> None:
@@ -652,9 +646,3 @@ def test_weights_that_name_somebodys_code_do_not_run_it(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="model="):
         load_model(str(tmp_path / "best.safetensors"))
     assert load_model(tmp_path / "best.safetensors", network(1))(task()[0]).shape == (256, 2)
-
-
-def test_a_collapse_is_a_warning_where_nothing_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    collapsing(monkeypatch, [0.8, 0.3])
-    with pytest.warns(UserWarning, match="catastrophic overfitting"):
-        run(training=with_action("stop"))

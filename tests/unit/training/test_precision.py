@@ -15,7 +15,7 @@ from atlas import models
 from atlas.checkpoint import load_tensors
 from atlas.config import table_of
 from atlas.distributed.process_group import ProcessGroup
-from atlas.errors import ModelError, UsageError
+from atlas.errors import ModelError
 from atlas.methods import Adv, Atlas, Jac, Method, Trades
 from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
@@ -179,11 +179,6 @@ def test_auto_leaves_the_second_derivative_of_batchnorm_in_the_order_in_which_it
     assert puts_channels_last(True, model, method) is True
     state = TrainState(model, method, replace(SHORT, channels_last="auto"), ProcessGroup())
     assert state.channels_last is last
-
-
-def test_a_misspelt_order_of_memory_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"channels_last.*auto"):
-        replace(SHORT, channels_last="atuo")
 
 
 def test_channels_last_is_in_the_file_as_ever_and_resumes_to_the_same_bits(tmp_path: Path) -> None:

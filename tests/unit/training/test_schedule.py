@@ -118,29 +118,24 @@ def test_guided_training_has_a_cap() -> None:
 # --- learning rates ---
 
 
-def test_guided_and_constant_rates() -> None:
-    assert GUIDED.lr_factor(3.7, 0) == 1
-    assert GUIDED.lr_factor(3.7, 2) == pytest.approx(0.04)
-    assert Schedule(kind="constant").lr_factor(50, 0) == 1
+HALF = math.sqrt(0.5) / 2
 
 
-def test_piecewise_rates() -> None:
-    schedule = Schedule(kind="piecewise", milestones=(50.0, 75.0), factor=0.1)
-    found = [schedule.lr_factor(epoch, 0) for epoch in (0, 49.99, 50, 74.99, 75, 99)]
-    assert found == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
-
-
-def test_cosine_rates() -> None:
-    schedule = Schedule(kind="cosine", epochs=40)
-    found = [schedule.lr_factor(epoch, 0) for epoch in (0, 10, 20, 30, 40)]
-    half = math.sqrt(0.5) / 2
-    assert found == pytest.approx([1, 0.5 + half, 0.5, 0.5 - half, 0], abs=1e-12)
-
-
-def test_one_cycle_rates() -> None:
-    schedule = Schedule(kind="one-cycle", epochs=50)
-    found = [schedule.lr_factor(epoch, 0) for epoch in (0, 10, 20, 35, 50)]
-    assert found == pytest.approx([0, 0.5, 1, 0.5, 0], abs=1e-12)
+@pytest.mark.parametrize(
+    ("schedule", "rates"),
+    [
+        (Schedule(kind="constant"), {0: 1, 50: 1}),
+        (
+            Schedule(kind="piecewise", milestones=(50.0, 75.0), factor=0.1),
+            {0: 1, 49.99: 1, 50: 0.1, 74.99: 0.1, 75: 0.01, 99: 0.01},
+        ),
+        (Schedule(kind="cosine", epochs=40), {0: 1, 10: 0.5 + HALF, 20: 0.5, 30: 0.5 - HALF, 40: 0}),
+        (Schedule(kind="one-cycle", epochs=50), {0: 0, 10: 0.5, 20: 1, 35: 0.5, 50: 0}),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_rates(schedule: Schedule, rates: dict[float, float]) -> None:
+    assert [schedule.lr_factor(epoch, 0) for epoch in rates] == pytest.approx([*rates.values()], abs=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["constant", "piecewise", "cosine", "one-cycle", "guided"])

@@ -15,7 +15,7 @@ from atlas.methods import Adv
 from atlas.threat import Linf
 from atlas.training import Optimizer, Schedule, Training, Validation
 from atlas.training.fit import Result, fit
-from atlas.training.trainer import accuracies
+from atlas.training.schedule import accuracies
 
 
 def test_accuracies_of_classes() -> None:
