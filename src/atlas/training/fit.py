@@ -269,7 +269,8 @@ def _check_model(model: nn.Module, images: Images) -> None:
         logits = answer(model, images.pixels(slice(2), weights[0].device))
     expected = f"logits [B, {images.num_classes}], a finite number for each class"
     if logits.shape[1] < images.num_classes:
-        empty = f". Is there a class too many? {images.empty_classes}" if images.empty_classes else ""
+        one_too_many = logits.shape[1] == images.num_classes - 1 and images.empty_classes
+        empty = f". Is there a class too many? {images.empty_classes}" if one_too_many else ""
         raise UsageError(f"the model gives {list(logits.shape)} for 2 images, expected {expected}{empty}")
     if not logits.isfinite().all():
         raise NumericError(f"the model's logits are not finite before training; expected {expected}")
