@@ -216,6 +216,9 @@ def by_class(
         classes = sorted(classes, key=lambda label: sums[label])[:MOST_CLASSES]
         mean = " in the mean of the models" if len({*right, *invalid}) > 1 else ""
         what += f"; the {MOST_CLASSES} weakest of {len(sizes)} classes{mean}, the weakest first"
+        last = sums[classes[-1]]
+        if ties := sum(total == last for label, total in sums.items() if label not in classes):
+            what += f"; {ties} more {'is' if ties == 1 else 'are'} as weak as the last of these"
     rows: list[list[Cell | str]] = [
         [name, *(Cell.of(row[label], "{:.0f}") for label in classes)] for name, row in scores.items()
     ]

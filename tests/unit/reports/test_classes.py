@@ -84,6 +84,15 @@ def test_of_many_classes_the_weakest_are_shown() -> None:
     assert texts(found)[2] == ["images", *["4"] * MOST_CLASSES]
 
 
+def test_classes_as_weak_as_those_shown_are_counted() -> None:
+    y = torch.arange(33)
+    found = by_class("x", y, {"a": y > 27}, {})  # 28 are never right
+    assert found.columns == ("class", *map(str, range(MOST_CLASSES)))
+    said = "x; the 20 weakest of 33 classes, the weakest first; 8 more are as weak as the last of these"
+    assert found.notes == (said,)
+    assert by_class("x", y[:20], {"a": y[:20] > 9}, {}).notes == ("x",)
+
+
 def test_an_invalid_model_has_no_numbers() -> None:
     good = made([0, 1], [0, 1], [0, 0], 2)
     bad = made([0, 1], [0, 1], [0, 1], 2, flags=(Flag("random", True, "x"),))

@@ -109,14 +109,6 @@ def test_a_torn_last_line_is_no_loss_and_a_torn_middle_is_an_error(run: Path) ->
         collect([run])
 
 
-@pytest.mark.parametrize("value", ["<b>", None, True, [1]])
-def test_what_is_no_number_is_refused(run: Path, value: object) -> None:
-    record = {"kind": "epoch", "epoch": 0, "val_robust": value, "val_clean": 1.0, "jacobian": 1.0}
-    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-    with pytest.raises(CheckpointError, match="val_robust must be between 0 and 1"):
-        collect([run])
-
-
 def test_folders_that_are_no_runs(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="expected folders of runs or evaluations"):
         collect([])
@@ -131,6 +123,7 @@ def test_folders_that_are_no_runs(run: Path, tmp_path: Path) -> None:
     [
         ("config.json", b"{"),
         ("config.json", b'{"config": {}, "hash": "x"}'),
+        ("config.json", b"[[]]"),
         ("best.safetensors", b"\0" * 40),
         ("evaluations/quick-0/summary.json", b'{"attacks": {}, "flags": [], "about": {}}'),
         ("evaluations/quick-0/summary.json", b'{"attacks": [], "flags": [{"name": 1}], "about": 3}'),
@@ -262,12 +255,6 @@ def test_a_run_with_one_answer_or_imbalanced_classes_says_so(run: Path) -> None:
     assert "one prediction for every validation image" in text
 
 
-def rewritten(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new, 1))
-
-
 def unsigned(metrics: Path) -> list[dict[str, object]]:
     """The records as versions without checksums wrote them."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -278,32 +265,14 @@ def written(metrics: Path, records: list[dict[str, object]]) -> None:
     metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-@pytest.mark.parametrize("name", ["summary.json", "config.json"])
-def test_another_eps_in_an_evaluation_is_refused(run: Path, name: str) -> None:
-    rewritten(run / "evaluations/quick-0" / name, '"eps": 0.1', '"eps": 0.3')
-    with pytest.raises(CheckpointError, match=name):
-        collect([run])
-
-
-def test_verdicts_of_another_evaluation_are_refused(run: Path, two_runs: list[Path]) -> None:
-    name = "evaluations/quick-0/attack-pgd-3.npz"
-    shutil.copy(two_runs[1] / name, run / name)
-    with pytest.raises(CheckpointError, match=r"attack-pgd-3\.npz"):
-        collect([run])
-
-
 def test_impossible_metrics_are_refused_even_without_checksums(run: Path) -> None:
     metrics = run / "metrics.jsonl"
     records = unsigned(metrics)
     written(metrics, records)
     assert len(collect([run])[0].epochs) == 3
     epochs = [record for record in records if record["kind"] == "epoch"]
-    cases = [
-        [epochs[0] | {"val_clean": 1.1}],
-        epochs[1:],
-        [epochs[0], *epochs],
-        [epochs[0] | {"jacobian": -1}],
-    ]
+    unnamed = {key: value for key, value in epochs[0].items() if key != "val_clean"}
+    cases = [epochs[1:], [epochs[0], *epochs], [epochs[0] | {"jacobian": -1}], [unnamed]]
     for case in cases:
         written(metrics, case)
         with pytest.raises(CheckpointError, match=r"metrics\.jsonl"):
