@@ -5,14 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
+from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 from typer import Argument
 
@@ -56,8 +49,7 @@ def fetch(name: Name, root: Root = None) -> None:
 
     Example: `atlas data fetch cifar10`
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console) as progress:
+    with Progress(*Progress.get_default_columns(), DownloadColumn(), console=console) as progress:
         tasks = {}
 
         def report(file: File, done: int) -> None:

@@ -111,8 +111,9 @@ def space_from_options(
             where, now = f"{option} {text}", value_at(base.table(), key)
             space[key] = _range(values, where, now) if option == "--range" else _choices(values, where)
     space = space or default_space(base)
-    for key, distribution in space.items():  # refuse values that are invalid by themselves
-        for value in _extremes(distribution):
+    each: Any
+    for key, each in space.items():  # refuse values that are invalid by themselves
+        for value in each.choices if isinstance(each, CategoricalDistribution) else (each.low, each.high):
             RunConfig.of(override(base.table(), key, value, REGISTRIES))
     return space
 
@@ -154,13 +155,6 @@ def _range(text: str, where: str, now: Any) -> BaseDistribution:
     if low % 1 or high % 1:
         raise UsageError(f"{where}: must be integers, because the value is one now ({now})")
     return IntDistribution(int(low), int(high), log=log)
-
-
-def _extremes(distribution: Any) -> Sequence[Any]:
-    """All choices, or the ends of a range."""
-    if isinstance(distribution, CategoricalDistribution):
-        return distribution.choices
-    return distribution.low, distribution.high
 
 
 def _contains(distribution: Any, value: Any) -> bool:

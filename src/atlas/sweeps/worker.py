@@ -63,7 +63,7 @@ def held_out(config: RunConfig, root: Path | None) -> Images:
 
 
 @dataclass(frozen=True)
-class Worker:
+class SweepWorker:
     """One process of a sweep, with the options of `atlas train` for its trials."""
 
     sweep: Sweep
@@ -247,4 +247,4 @@ def work(
     """
     with translate_db_errors(url):
         queue = Queue.join(sweep, folder, url, len(sweep.points) if trials is None else trials)
-        return Worker(sweep, queue, say, root, device, progress).run()
+        return SweepWorker(sweep, queue, say, root, device, progress).run()
