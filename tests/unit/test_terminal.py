@@ -82,7 +82,8 @@ def a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("a_terminal")
 def test_the_bars_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
-    with Display(HOSTILE, 1, shown=True) as display:
+    display = Display(HOSTILE, 1, shown=True)
+    with display.bars:
         display.begin(HOSTILE, 10)
     assert_harmless(capsys.readouterr().err)
 

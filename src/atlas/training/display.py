@@ -72,10 +72,3 @@ class Display:
         if self.console.quiet and self.first:
             warnings.warn(text, stacklevel=2)
         self.say(text, style="bold red")
-
-    def __enter__(self) -> Display:
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()

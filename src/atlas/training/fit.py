@@ -8,7 +8,7 @@ results on a CPU; on a GPU that takes `training.deterministic`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,7 @@ def fit(
     gpus = list({p.device for p in model.parameters() if p.device.type == "cuda"})
     run = Run(folder) if folder is not None and group.first else None
     title = run.path.name if run else "training"
+    display = Display(title, training.schedule.epochs, shown=progress, first=group.first)
     parts = {"method": method, "threat": threat, "training": training}
     table = config or {name: table_of(part, REGISTRIES) for name, part in parts.items()}
     with (
@@ -173,8 +174,8 @@ def fit(
         caught_signals() if folder is not None else nullcontext(Requests()) as requests,
         torch.random.fork_rng(gpus),
         deterministic(training.deterministic),  # before a GPU is first used
-        Display(title, training.schedule.epochs, shown=progress, first=group.first) as display,
-        Log(run) as log,
+        closing(Log(run)) as log,
+        display.bars,
     ):
         _check_model(model, images)
         torch.manual_seed(training.seed)  # for dropout; all else has streams of its own

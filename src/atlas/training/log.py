@@ -81,10 +81,7 @@ class Log:
         except OSError as error:
             raise disk_error(self.run.metrics_path, 0, error) from error
 
-    def __enter__(self) -> Log:
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
         if self.events is not None:
             self.events.file.close()
 

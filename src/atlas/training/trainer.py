@@ -25,7 +25,7 @@ from atlas.files import write_atomic
 from atlas.methods import Method, TrainingStep
 from atlas.objectives import probe_squared_jacobian
 from atlas.rng import Rng
-from atlas.runs import Record, Run
+from atlas.runs import Record
 from atlas.signals import Requests
 from atlas.terminal import duration
 from atlas.threat import Threat
@@ -44,6 +44,9 @@ COLLAPSED = "collapse"
 ROLLBACKS = 2
 ALPHA_FACTOR = 4.0
 """A rollback raises alpha by this, and cuts the learning rate once."""
+REMEDY = (
+    "Free memory or set a smaller {} (with --allow-changes), then resume: what was saved before is intact"
+)
 STOPPED = 1 << 16
 """Larger than the number of any signal: a callback has ended training."""
 
@@ -144,7 +147,7 @@ class Trainer:
         for batch in batches(self.images, size, seed=seed, epoch=at.epoch, **options):
             began, lr = time.perf_counter(), self.lr
             where = f"in epoch {at.epoch + 1}, step {at.step + 1}"
-            with model_errors(where, remedy("training.batch_size")):
+            with model_errors(where, REMEDY.format("training.batch_size")):
                 self.step(batch)
             self.display.advance_to(at.batch, epochs=self.now)
             record = {"kind": "step", "epoch": at.epoch, "step": at.step, "lr": lr, **self.means}
@@ -240,7 +243,7 @@ class Trainer:
         classes = self.validation_images.num_classes
         counts = [0] * 2 * classes
         where = f"in validation after epoch {self.progress.epoch + 1}"
-        with suppress(Interrupted), model_errors(where, remedy("training.validation.batch_size")):
+        with suppress(Interrupted), model_errors(where, REMEDY.format("training.validation.batch_size")):
             counts = self.attack_validation_images()
         self.check_requests(self.requests.caught)
         counts = self.group.total(counts)
@@ -355,13 +358,13 @@ class Trainer:
         """Resume from the newest good state in the run's folder; start if there is none."""
         run = self.log.run
         found = run.load_state(self.display.warn) if run else None
-        if run and found:
-            self.check_model(run, found[0], found[1].get("model"), allow_changes)
-        shared = self.group.from_first(found)
-        if shared is None:
+        if found and found[1].get("model"):  # older versions did not describe it
+            self.check_model(*found, allow_changes)
+        found = self.group.from_first(found)
+        if found is None:
             self.log.open(0, 0)
             return
-        tensors, saved = shared
+        tensors, saved = found
         for which, what in {"data": "training", "validation": "validation"}.items():
             if saved.get(which) != self.about[which]:
                 raise CheckpointError(
@@ -384,24 +387,21 @@ class Trainer:
             self.export_best()
             self.display.say(f"{run.best_path} was missing or altered: exported it again from the state")
 
-    def check_model(
-        self, run: Run, tensors: Mapping[str, Tensor], before: ConfigDict | None, allow_changes: bool
-    ) -> None:
-        """Refuse another model than that of the saved state. Older versions did not describe it."""
-        given = self.description
-        if before is None:
-            return
-        if self.state.was_trained_to(tensors):  # the same object again, after a signal or at the end
-            given = {key: value for key, value in given.items() if key != "weights"}
+    def check_model(self, tensors: Mapping[str, Tensor], saved: Record, allow_changes: bool) -> None:
+        """Refuse another model than that of the saved state."""
+        before, given = saved["model"], self.description
         names = {"layers": "layers", "frozen": "frozen parameters", "weights": "initial weights"}
-        known = given.keys() & before.keys()
+        if self.state.was_trained_to(tensors):  # the same object again, after a signal or at the end
+            del names["weights"]
+        known = names.keys() & before.keys() & given.keys()
         different = [name for key, name in names.items() if key in known and given[key] != before[key]]
         if not different:
             self.description = before
         elif not allow_changes:
+            assert self.log.run is not None
             raise CheckpointError(
-                f"{run.path} holds the run of another model: its {' and '.join(different)} differ. Choose "
-                "another folder; or build the model as it was at the first start (call torch.manual_seed "
+                f"{self.log.run.path} holds the run of another model: its {' and '.join(different)} differ. "
+                "Choose another folder; or build the model as it was at the first start (call torch.manual_seed "
                 "first); or allow changes (--allow-changes) to continue with the saved weights"
             )
 
@@ -422,11 +422,3 @@ class Trainer:
                 f"{'; '.join(changed)}: earlier accuracies cannot be compared with later ones, so the best "
                 "epoch, the plateau tracker and the collapse detector are reset"
             )
-
-
-def remedy(setting: str) -> str:
-    """What to do when memory has run out."""
-    return (
-        f"Free memory or set a smaller {setting} (with --allow-changes), then resume: what was saved before "
-        "is intact"
-    )
