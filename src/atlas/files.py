@@ -30,23 +30,22 @@ def write_atomic(path: Path, data: bytes) -> None:
     A device or a pipe, such as /dev/stdout, is written to: a rename would put a file in its place.
     """
     part = part_of(path)
-    try:
+    with disk_errors(path, len(data)):
         if path.exists() and not (path.is_file() or path.is_dir()):
-            with path.open("wb") as stream:
-                stream.write(data)
+            path.write_bytes(data)
             return
-        if path.parent not in _HELD:  # one that has vanished under us is not made anew, with a part of it all
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise disk_error(path, len(data), error) from error
+        try:
+            if path.parent not in _HELD:  # one that has vanished is not made anew, with a part of it all
+                path.parent.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+            sync_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
 
 
 def part_of(path: Path) -> Path:
@@ -58,22 +57,26 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.atlas.part")
 
 
-def disk_error(path: Path, needed: int, error: OSError) -> DiskError:
-    """What is said of a write of so many bytes that failed."""
+@contextmanager
+def disk_errors(path: Path, needed: int = 0) -> Iterator[None]:
+    """Say of a write of so many bytes that fails how much is free, and what to do."""
     try:
-        free = f"{shutil.disk_usage(path.parent).free:,} bytes"
-    except OSError:
+        yield
+    except OSError as error:
         free = "unknown"
-    return DiskError(
-        f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
-        "before is intact: free some space or repair the folder, then resume."
-    )
+        with suppress(OSError):
+            free = f"{shutil.disk_usage(path.parent).free:,} bytes"
+        raise DiskError(
+            f"cannot write {path}: {error.strerror}; needed {needed:,} bytes, free: {free}. What was there "
+            "before is intact: free some space or repair the folder, then resume."
+        ) from error
 
 
 def require_room(folder: Path, needed: int) -> None:
     """Refuse a folder whose disk cannot take so many bytes, before any work is done for it."""
     if shutil.disk_usage(folder).free < needed:
-        raise disk_error(folder / "trial", needed, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        with disk_errors(folder / "trial", needed):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def sync_folder(folder: Path) -> None:

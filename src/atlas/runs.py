@@ -30,7 +30,7 @@ from atlas.checkpoint import load_tensors, same_tensors, save_tensors
 from atlas.config import ConfigDict, check_arguments, differences, fingerprint
 from atlas.distributed.launch import checked_device
 from atlas.errors import CheckpointError, DamagedError, UsageError
-from atlas.files import disk_error, in_use, require_empty_dir, require_room, write_atomic
+from atlas.files import disk_errors, in_use, require_empty_dir, require_room, write_atomic
 
 Record = dict[str, Any]
 """A line of the metrics: "kind" ("probe" or "epoch"), "epoch", "step" and numbers."""
@@ -220,11 +220,9 @@ class Run:
 
     def save_state(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
         """Write a new state. The one before stays, and is all there is while the new one is written."""
-        try:
+        with disk_errors(self.previous_path):
             if self.state_path.exists():
                 self.state_path.replace(self.previous_path)
-        except OSError as error:
-            raise disk_error(self.previous_path, 0, error) from error
         save_tensors(self.state_path, tensors, about)
 
     def load_state(

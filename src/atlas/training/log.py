@@ -14,7 +14,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-
 from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
 from atlas.errors import CheckpointError
-from atlas.files import disk_error
+from atlas.files import disk_errors
 from atlas.runs import CHECKSUM, Record, Run, checked_records, checksum
 
 
@@ -54,11 +54,8 @@ class Log:
         if self.run is None or self.events is None:
             return
         path, line = self.run.metrics_path, json.dumps(record | {CHECKSUM: checksum(record)}) + "\n"
-        try:
-            with path.open("a") as file:
-                file.write(line)
-        except OSError as error:
-            raise disk_error(path, len(line), error) from error
+        with disk_errors(path, len(line)), path.open("a") as file:
+            file.write(line)
         for name, value in record.items():
             if isinstance(value, int | float) and name not in ("epoch", "step"):
                 self.events.scalar(f"{record['kind']}/{name}", value, record["step"])
@@ -74,12 +71,9 @@ class Log:
         """Sync the metrics to disk; returns their number of bytes."""
         if self.run is None or not self.run.metrics_path.exists():
             return 0
-        try:
-            with self.run.metrics_path.open("rb") as file:
-                os.fsync(file.fileno())
-                return os.fstat(file.fileno()).st_size
-        except OSError as error:
-            raise disk_error(self.run.metrics_path, 0, error) from error
+        with disk_errors(self.run.metrics_path), self.run.metrics_path.open("rb") as file:
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size
 
     def close(self) -> None:
         if self.events is not None:
@@ -95,14 +89,12 @@ class Events:
 
     def __init__(self, folder: Path, step: int) -> None:
         name = "events.out.tfevents."
-        try:
+        with disk_errors(folder):
             folder.mkdir(exist_ok=True)
             ends = [path.name.removeprefix(name) for path in folder.iterdir()]
             last = max((int(end) for end in ends if end.isdecimal()), default=0)
             self.path = folder / f"{name}{last + 1:06d}"
             self.file = self.path.open("xb", buffering=0)  # so that nothing is left to fail when it is closed
-        except OSError as error:
-            raise disk_error(folder, 0, error) from error
         self.records = RecordWriter(self.file)
         self._add(Event(step=step, file_version="brain.Event:2"))
         self._add(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
@@ -113,7 +105,5 @@ class Events:
     def _add(self, event: Event) -> None:
         event.wall_time = time.time()
         data = event.SerializeToString()
-        try:
+        with disk_errors(self.path, len(data)):
             self.records.write(data)
-        except OSError as error:
-            raise disk_error(self.path, len(data), error) from error

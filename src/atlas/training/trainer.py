@@ -19,7 +19,7 @@ from atlas.attacks.gradients import NotFinite
 from atlas.checkpoint import save_tensors
 from atlas.config import ConfigDict, differences, table_of
 from atlas.data import AUGMENTS, Batch, Images, batches, num_batches
-from atlas.distributed.process_group import ProcessGroup
+from atlas.distributed.process_group import ProcessGroup, State
 from atlas.errors import CheckpointError, Interrupted, NumericError, UsageError, model_errors
 from atlas.files import write_atomic
 from atlas.methods import Method, TrainingStep
@@ -357,7 +357,7 @@ class Trainer:
     def restore(self, allow_changes: bool) -> None:
         """Resume from the newest good state in the run's folder; start if there is none."""
         run = self.log.run
-        found = run.load_state(self.display.warn) if run else None
+        found: State | None = run.load_state(self.display.warn) if run else None
         if found and found[1].get("model"):  # older versions did not describe it
             self.check_model(*found, allow_changes)
         found = self.group.from_first(found)
@@ -387,7 +387,9 @@ class Trainer:
             self.export_best()
             self.display.say(f"{run.best_path} was missing or altered: exported it again from the state")
 
-    def check_model(self, tensors: Mapping[str, Tensor], saved: Record, allow_changes: bool) -> None:
+    def check_model(
+        self, tensors: Mapping[str, Tensor], saved: Mapping[str, Any], allow_changes: bool
+    ) -> None:
         """Refuse another model than that of the saved state."""
         before, given = saved["model"], self.description
         names = {"layers": "layers", "frozen": "frozen parameters", "weights": "initial weights"}
@@ -401,8 +403,8 @@ class Trainer:
             assert self.log.run is not None
             raise CheckpointError(
                 f"{self.log.run.path} holds the run of another model: its {' and '.join(different)} differ. "
-                "Choose another folder; or build the model as it was at the first start (call torch.manual_seed "
-                "first); or allow changes (--allow-changes) to continue with the saved weights"
+                "Choose another folder; or build the model as it was at the first start (call "
+                "torch.manual_seed first); or allow changes (--allow-changes) and keep the saved weights"
             )
 
     def adjust_to_changes(self, changed: Sequence[str]) -> None:
