@@ -105,10 +105,7 @@ def train(
             config, folder, group=group, data_root=root, device=device, allow_changes=allow_changes
         )
         if group.first:
-            say(
-                f"{result.ended}: best epoch {result.best_epoch + 1}, validation robust accuracy "
-                f"{result.best_robust:.2%}{result.imbalance_note}; weights in {folder / 'best.safetensors'}"
-            )
+            say(f"{result}; weights in {folder / 'best.safetensors'}")
             elsewhere = " --data DATA (this data has no test set)" if lacks_test_set(config.data) else ""
             say(f"Next: atlas evaluate {shlex.quote(str(folder))}{elsewhere}")
 

@@ -9,13 +9,6 @@ from atlas.terminal import Terminal, share_bars
 from atlas.threat import eps_text
 
 
-def imbalance_note(record: Record) -> str:
-    """If classes are imbalanced, the accuracy of a constant answer, and the mean over the classes."""
-    if "val_majority" not in record:
-        return ""
-    return f" (majority {record['val_majority']:.1%}, balanced {record['val_balanced']:.1%})"
-
-
 class Display:
     """Two bars: the whole run (for a guided schedule at its longest) and the current epoch or validation.
 

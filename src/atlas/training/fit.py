@@ -28,7 +28,7 @@ from atlas.methods import Method
 from atlas.runs import Record, Run
 from atlas.signals import Requests, caught_signals
 from atlas.threat import Threat, check_threat, eps_text
-from atlas.training.display import Display, imbalance_note
+from atlas.training.display import Display
 from atlas.training.log import Log
 from atlas.training.precision import deterministic
 from atlas.training.settings import REGISTRIES, Training
@@ -59,18 +59,17 @@ class Result:
     folder: Path | None
 
     def __repr__(self) -> str:
-        best = f"best epoch {self.best_epoch + 1} of {len(self.epochs)}"
-        return f"{self.ended}: {best}, validation robust accuracy {self.best_robust:.2%}{self.imbalance_note}"
+        text = f"{self.ended}: best epoch {self.best_epoch + 1} of {len(self.epochs)}, validation robust "
+        text += f"accuracy {self.best_robust:.2%}"
+        if "val_majority" in self.best:  # an accuracy of imbalanced classes says little by itself
+            share, balanced = self.best["val_majority"], self.best["val_balanced"]
+            text += f" (majority {share:.1%}, balanced {balanced:.1%})"
+        return text
 
     @property
     def best(self) -> Record:
         """The record of the best epoch; empty on a rank that was started after it."""
         return next((record for record in self.epochs if record["epoch"] == self.best_epoch), {})
-
-    @property
-    def imbalance_note(self) -> str:
-        """If classes are imbalanced, what puts the accuracy into perspective, else nothing."""
-        return imbalance_note(self.best)
 
 
 def ignore(record: Any) -> None:
