@@ -102,7 +102,7 @@ def ours(task: AttackTask, attacks: Sequence[Attack], dtype: str = "float32") ->
     """The attacks as an evaluation runs them, without its files, display and extra checks."""
     with frozen(task.model), channels_last(task.model, task.images.pixels(slice(0, 1))):
         plan = Plan(Linf(task.eps), {}, seed=task.seed, attack_dtype=dtype)
-        subject = AttackedModel.of(task.model, task.images, plan, task.batch_size)
+        subject = AttackedModel(task.model, task.images, plan, task.batch_size)
         x_adv, left = subject.x.clone(), torch.ones(len(task.y), dtype=torch.bool)
         for attack in attacks:
             engine = subject.under(attack, left)

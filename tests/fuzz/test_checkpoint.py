@@ -73,19 +73,19 @@ def test_files_of_an_evaluation(tmp_path: Path, count: int) -> None:
     place, states = EvaluationFolder(tmp_path), tmp_path / "state-x.safetensors"
     good = {"attempt": torch.arange(5), "margin": torch.rand(5), "tried": torch.ones(5) > 0}
     place.claim({"model": "x", "attacks": {}})
-    place.save_columns("attack-x", good)
-    place.save_state("x", TENSORS, 1.0)
+    place.save("attack-x.npz", good)
+    place.save("state-x.safetensors", TENSORS)
     columns, state = (tmp_path / "attack-x.npz").read_bytes(), states.read_bytes()
 
     def check(case: tuple[Changes, Changes]) -> None:
         (tmp_path / "attack-x.npz").write_bytes(changed(columns, case[0]))
         states.write_bytes(changed(state, case[1]))
         with suppress(CheckpointError):
-            found = place.load_columns("attack-x")
+            found = place.load("attack-x.npz")
             assert found is not None
             assert all(torch.equal(found[k], v) for k, v in good.items()), "damage went unseen"
-        if (kept := place.load_state("x")) is not None:
-            assert all(torch.equal(kept[0][k], v) for k, v in TENSORS.items()), "damage went unseen"
+        if (kept := place.reuse("state-x.safetensors")) is not None:
+            assert all(torch.equal(kept[k], v) for k, v in TENSORS.items()), "damage went unseen"
 
     fuzz(st.tuples(changes, changes), check, count)
 

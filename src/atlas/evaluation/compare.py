@@ -53,11 +53,6 @@ class Paired:
             tail += term
         return min(1.0, 2 * tail / (1 << disagreements))
 
-    def __str__(self) -> str:
-        low, high = self.interval
-        points = f"{100 * self.difference:+.1f} points [{100 * low:+.1f}, {100 * high:+.1f}]"
-        return f"{points}, p = {self.p_value:.2g}, n = {self.n}"
-
 
 COMPARED = {
     "threat": "the threat",
@@ -90,32 +85,23 @@ def compared(a: Report, b: Report) -> dict[str, tuple[Score, Score, Paired]]:
                 f"the {which} evaluation is invalid, and so is a comparison with it; its worst case is "
                 f"{report.worst}"
             )
-    tables = [{label: result.table for label, result in report.results.items()} for report in (a, b)]
-    same = [label for label, table in tables[0].items() if tables[1].get(label) == table]
-    pairs = {ON_CLEAN: (a.clean_right, b.clean_right)}
+    one, other = ({label: result.table for label, result in report.results.items()} for report in (a, b))
+    labels = [ON_CLEAN]
     # In a cascade, what an attack leaves depends on those before it.
-    if not a.about["standing"] or list(tables[0].items()) == list(tables[1].items()):
-        pairs |= {label: (a.right_under(label), b.right_under(label)) for label in same}
-    if tables[0] == tables[1]:
-        pairs |= {WORST_CASE: (a.robust, b.robust)}
-    return {k: (_score(one), _score(other), paired(one, other)) for k, (one, other) in pairs.items()}
-
-
-def _score(right: Tensor) -> Score:
-    return Score(int(right.sum()), len(right))
+    if not a.about["standing"] or list(one.items()) == list(other.items()):
+        labels += [label for label, table in one.items() if other.get(label) == table]
+    if one == other:
+        labels.append(WORST_CASE)
+    return {k: (a.scores[k], b.scores[k], paired(a.right_under(k), b.right_under(k))) for k in labels}
 
 
 def paired(robust_a: Tensor, robust_b: Tensor) -> Paired:
     """Compare two models by which of the same images each gets right: bool [N], in the same order."""
-    for name, robust in {"robust_a": robust_a, "robust_b": robust_b}.items():
-        if robust.dtype != torch.bool or robust.ndim != 1 or not len(robust):
-            raise UsageError(
-                f"{name} must be bool [N], right or wrong for each image, got {describe(robust)}"
-            )
-    if len(robust_a) != len(robust_b):
+    known = robust_a.dtype == torch.bool and robust_a.ndim == 1 and len(robust_a) > 0
+    if not known or (robust_b.dtype, robust_b.shape) != (robust_a.dtype, robust_a.shape):
         raise UsageError(
-            f"got verdicts on {len(robust_a)} and {len(robust_b)} images; a paired test needs the same "
-            "images, in the same order: evaluate both models on one set"
+            "a paired test needs two verdicts bool [N] on the same images, in the same order, got "
+            f"{describe(robust_a)} and {describe(robust_b)}: evaluate both models on one set"
         )
     a, b = robust_a.cpu(), robust_b.cpu()
     return Paired(len(a), int((a & ~b).sum()), int((b & ~a).sum()))

@@ -6,9 +6,8 @@ attacks' settings; `after` from what they found. A fatal flag makes the result i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING
 
 import torch
@@ -59,10 +58,7 @@ MEANINGS = {
 }
 """What each flag means."""
 
-GRAVE = (
-    "constant",
-    "unnormalized",
-)
+GRAVE = ("constant", "unnormalized")
 """Not fatal, because the numbers are true, but nobody must miss them."""
 LEAST_IMAGES = 2
 """One image can fall to chance: a random start, or a rounding error next to the boundary."""
@@ -119,12 +115,11 @@ def after(results: Sequence[AttackResult]) -> list[Flag]:
 
 def before(attacks: Mapping[str, Attack], threat: Threat) -> list[Flag]:
     """The flags that attacks raise by their settings alone."""
-    short = {label: attack.reach(threat) for label, attack in attacks.items() if attack.falls_short(threat)}
+    eps = eps_text(threat.eps)
     return [
-        raised(
-            "short-reach", f"the steps of {label} go {reach:.3g} in all, and eps is {eps_text(threat.eps)}"
-        )
-        for label, reach in short.items()
+        raised("short-reach", f"the steps of {label} go {attack.reach(threat):.3g} in all, and eps is {eps}")
+        for label, attack in attacks.items()
+        if attack.falls_short(threat)
     ]
 
 
@@ -140,9 +135,8 @@ def of_classes(scores: Mapping[str, Score], whole: Score) -> list[Flag]:
     ]
     if not low:
         return []
-    named = ", ".join(low[:MOST_CLASSES]) + (
-        f" and {len(low) - MOST_CLASSES} more" * (len(low) > MOST_CLASSES)
-    )
+    more = f" and {len(low) - MOST_CLASSES} more" if len(low) > MOST_CLASSES else ""
+    named = ", ".join(low[:MOST_CLASSES]) + more
     text = f"no image is right under attack in class {named}, where {whole.rate:.1%} of all are"
     return [raised("class-at-zero", text)]
 
@@ -151,88 +145,73 @@ def noticeable(count: int, n: int) -> bool:
     return count >= max(LEAST_IMAGES, LEAST_SHARE * n)
 
 
-def _fooled(results: Sequence[AttackResult]) -> Tensor:
-    """Fooled by any of them."""
-    return reduce(torch.logical_or, [result.fooled for result in results])
+def _any(masks: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(masks)).any(0)
 
 
-def _non_finite(results: Sequence[AttackResult]) -> list[Flag]:
-    broken = {r.label: int(r.broken.sum()) for r in results if r.broken.any()}
-    if not broken:
-        return []
+def _non_finite(results: Sequence[AttackResult]) -> Iterator[Flag]:
     n = len(results[0].tried)
-    counts = ", ".join(f"{count} of {n} images under {name}" for name, count in broken.items())
-    return [raised("non-finite", f"NaN or infinity found for {counts}", fatal=True)]
+    broken = [f"{int(r.broken.sum())} of {n} images under {r.label}" for r in results if r.broken.any()]
+    if broken:
+        yield raised("non-finite", f"NaN or infinity found for {', '.join(broken)}", fatal=True)
 
 
-def _black_box_stronger(results: Sequence[AttackResult]) -> list[Flag]:
+def _queries_only(results: Sequence[AttackResult]) -> Iterator[Flag]:
+    if not any(r.white_box for r in results):
+        by = f"the worst case is by queries only ({', '.join(r.label for r in results)})"
+        yield raised("queries-only", f"no white-box attack was run; {by}")
+
+
+def _black_box_stronger(results: Sequence[AttackResult]) -> Iterator[Flag]:
     white = [r for r in results if r.white_box]
     if not white:
-        return []
-    seen = reduce(torch.logical_or, [r.tried for r in white])
-    left = seen & ~_fooled(white)
-    flags = []
+        return
+    left = _any(r.tried for r in white) & ~_any(r.fooled for r in white)
     for result in results:
         more, n = int((result.fooled & left).sum()), len(left)
         if not result.white_box and noticeable(more, n):
             text = f"{result.label} fools {more} of {n} images that every white-box attack left"
-            flags.append(raised("black-box-stronger", text))
-    return flags
+            yield raised("black-box-stronger", text)
 
 
-def _queries_only(results: Sequence[AttackResult]) -> list[Flag]:
-    if any(r.white_box for r in results):
-        return []
-    names = ", ".join(r.label for r in results)
-    evidence = f"no white-box attack was run; the worst case is by queries only ({names})"
-    return [raised("queries-only", evidence)]
-
-
-def _far_ahead(results: Sequence[AttackResult]) -> list[Flag]:
-    flags = []
-    for result in (r for r in results if r.white_box):
+def _far_ahead(results: Sequence[AttackResult]) -> Iterator[Flag]:
+    white = [r for r in results if r.white_box]
+    for result in white:
         least = RIVAL_BUDGET * result.steps * result.attempts
-        rivals = [r for r in results if r.white_box and r is not result and r.steps * r.attempts >= least]
+        rivals = [r for r in white if r is not result and r.steps * r.attempts >= least]
         if not rivals:
             continue
-        left = reduce(torch.logical_and, [r.survived for r in rivals])
+        left = ~_any(~r.survived for r in rivals)
         alone, n = int((result.fooled & left).sum()), len(left)
         if alone >= max(LEAST_IMAGES, LEAD_SHARE * n, LEAD_PART * int(left.sum())):
-            names = " and ".join(r.label for r in rivals)
-            count = f"{alone} of the {int(left.sum())}"
-            text = f"of {n} images, {result.label} alone fools {count} that {names} left"
-            flags.append(raised("far-ahead", text))
-    return flags
+            others, count = " and ".join(r.label for r in rivals), f"{alone} of the {int(left.sum())}"
+            text = f"of {n} images, {result.label} alone fools {count} that {others} left"
+            yield raised("far-ahead", text)
 
 
-def _one_step(results: Sequence[AttackResult]) -> list[Flag]:
+def _one_step(results: Sequence[AttackResult]) -> Iterator[Flag]:
     white = [r for r in results if r.white_box]
     many = [r for r in white if r.steps > 1]
-    flags = []
     for one in (r for r in white if r.steps == 1 and many):
         pairs = [(int((one.fooled & m.tried).sum()), int((m.fooled & one.tried).sum()), m) for m in many]
         fooled, best, rival = min(pairs, key=lambda pair: pair[0] - pair[1])
         if noticeable(fooled - best, len(one.tried)):
             text = f"{one.label} fools {fooled} of {len(one.tried)} images in one step, {rival.label} {best}"
-            flags.append(raised("one-step", text))
-    return flags
+            yield raised("one-step", text)
 
 
-def _still_gaining(results: Sequence[AttackResult]) -> list[Flag]:
+def _still_gaining(results: Sequence[AttackResult]) -> Iterator[Flag]:
     """Late successes count where no other attack had its success early.
 
     In a cascade, a later attack of the same kind continued on what this one left.
     """
-    flags = []
+    early = _any(r.fooled & ~r.late for r in results)
     for k, result in enumerate(results):
         later = [r for r in results[k + 1 :] if r.white_box == result.white_box]
         if result.fooled.any() and any(not (r.tried & result.fooled).any() for r in later):
             continue
-        others = [r for r in results if r is not result]
-        early = reduce(torch.logical_or, [r.fooled & ~r.late for r in others], torch.zeros_like(result.tried))
         late, n = int((result.late & ~early).sum()), len(result.tried)
         if noticeable(late, n):
             of = f"{result.attempts} attempts" if result.attempts > 1 else f"{result.steps} steps"
             text = f"{result.label} fools {late} of {n} images only in the last quarter of its {of}"
-            flags.append(raised("still-gaining", text))
-    return flags
+            yield raised("still-gaining", text)

@@ -62,18 +62,16 @@ def attack_table(attack: Attack) -> dict[str, Any]:
 
     The first version is left out, so that results from before there were versions are still found.
     """
-    version = f"{engine.VERSION}.{attack.version}"
-    return _settings(attack) | ({} if version == FIRST else {"version": version})
-
-
-def _settings(attack: Attack) -> dict[str, Any]:
     if isinstance(attack, Transfer):
         surrogates = [fingerprint(model) for model in attack.surrogates]
-        return {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}
-    if type(attack) in ATTACKS.values():
-        return table_of(attack, REGISTRIES)  # type: ignore[no-any-return]
-    code = user_code(type(attack))
-    return {"name": type(attack).__name__, "value": str(attack)} | ({"code": code} if code else {})
+        table = {"name": TRANSFER, "surrogates": surrogates, "attack": attack_table(attack.attack)}
+    elif type(attack) in ATTACKS.values():
+        table = table_of(attack, REGISTRIES)
+    else:
+        table = {"name": type(attack).__name__, "value": str(attack)}
+        table |= {"code": code} if (code := user_code(type(attack))) else {}
+    version = f"{engine.VERSION}.{attack.version}"
+    return table | ({} if version == FIRST else {"version": version})
 
 
 def fingerprint(model: Model) -> str:
@@ -98,10 +96,8 @@ def planned(
     `alone` runs each attack on every image, also where the suite has it on what those before it left.
     """
     chosen = suite(name, data, norm=type(threat).__name__.lower())
-    tables = _only(chosen.attacks, only)
-    attacks: dict[str, Attack] = {}
-    left_out: dict[str, str] = {}
-    for label, table in tables.items():
+    attacks, left_out = dict[str, Attack](), dict[str, str]()
+    for label, table in (_only(chosen.attacks, only) if only else chosen.attacks).items():
         if table["name"] == TRANSFER and not surrogates:
             left_out[label] = "needs surrogate models (surrogates=..., --surrogate RUN)"
             continue
@@ -121,8 +117,7 @@ def build_attack(table: Mapping[str, Any], surrogates: Sequence[Model] = ()) -> 
 
 
 def _only(tables: Mapping[str, Mapping[str, Any]], words: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    if not words:
-        return dict(tables)
+    """Those of these labels or names, and other attacks by name."""
     picked: dict[str, Mapping[str, Any]] = {}
     for word in words:
         found = {k: t for k, t in tables.items() if word.lower() in (k.lower(), t["name"])}

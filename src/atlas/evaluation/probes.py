@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -106,50 +107,48 @@ def probe(
     with frozen(model):
         logits = engine.predict(model, x[:POOL], batch_size)
         finite, answers = logits.isfinite().all(1), logits.argmax(1)
-        flags = _outputs(logits[finite], int((~finite).sum()))
+        flags = list(_outputs(logits[finite], int((~finite).sum())))
         same = bool(finite.any()) and _alike(answers[finite]) and not _alike(y[:POOL])
         which = (finite & (answers == y[:POOL])).nonzero()[:PROBES, 0]
         unnormalized = partial(_unnormalized, model, x[:POOL], y[:POOL], answers == y[:POOL], batch_size)
         if not len(which):
-            return flags + unnormalized() + (_constant(answers[finite], False) if same else [])
+            return [*flags, *unnormalized(), *([_constant(answers[finite], False)] if same else [])]
         rng = (rng or Rng.batch(len(x), device=x.device))[which].fold("probe")
         right = _Right(model, x[which], y[which], threat, rng, batch_size)
-        unsteady = _unsteady(right, eot)
+        unsteady = list(_unsteady(right, eot))
         if not unsteady:  # noise inside a model is drowned by images of a larger range
             flags += unnormalized()
         if same:
-            flags += _constant(answers[finite], everywhere := not _moves(right))
+            flags.append(_constant(answers[finite], everywhere := not _moves(right)))
             if everywhere:  # there is nothing that an attack could change
                 return flags + unsteady
         gradients = _gradients(right, bool(unsteady)) if has_gradients(model, x[:1]) else []
         return flags + unsteady + gradients
 
 
-def _unnormalized(model: Model, x: Tensor, y: Tensor, right: Tensor, batch_size: int) -> list[Flag]:
+def _unnormalized(model: Model, x: Tensor, y: Tensor, right: Tensor, batch_size: int) -> Iterator[Flag]:
     """Whether far more clean images are right behind a usual normalisation; x [B, C, H, W]."""
     n = min(len(x), PROBES)
     before = best = right[:n]
     if x.ndim != 4 or int((~before).sum()) < NORMALIZED_GAIN * n:
-        return []
+        return
     advice = ""
     for words, normalization in _normalizations(x).items():
+        normalized = Normalize(*normalization).to(x.device)(x[:n])
         try:
-            answers = engine.predict(model, Normalize(*normalization).to(x.device)(x[:n]), batch_size).argmax(
-                1
-            )
-        except AtlasError:
-            raise
+            answers = engine.predict(model, normalized, batch_size).argmax(1)
         except Exception as error:  # a model may refuse pixels outside [0, 1]
-            if is_out_of_memory(error):
+            if isinstance(error, AtlasError) or is_out_of_memory(error):
                 raise
             continue
         if (answers == y[:n]).sum() > best.sum():
             best, advice = answers == y[:n], words
     pair = paired(best, before)
-    if pair.difference < NORMALIZED_GAIN or pair.p_value > NORMALIZED_LEVEL:
-        return []
-    text = f"{int(before.sum())} of {n} clean images are right, and {int(best.sum())} of {n} with {advice}"
-    return [raised("unnormalized", text)]
+    if pair.difference >= NORMALIZED_GAIN and pair.p_value <= NORMALIZED_LEVEL:
+        text = (
+            f"{int(before.sum())} of {n} clean images are right, and {int(best.sum())} of {n} with {advice}"
+        )
+        yield raised("unnormalized", text)
 
 
 def _normalizations(x: Tensor) -> dict[str, Normalization]:
@@ -175,10 +174,9 @@ def _normalizations(x: Tensor) -> dict[str, Normalization]:
     return found
 
 
-def _constant(answers: Tensor, everywhere: bool) -> list[Flag]:
+def _constant(answers: Tensor, everywhere: bool) -> Flag:
     more = ", and so do noise, black and white" if everywhere else ""
-    text = f"all {len(answers)} images get the same answer, class {int(answers[0])}{more}"
-    return [raised("constant", text)]
+    return raised("constant", f"all {len(answers)} images get the same answer, class {int(answers[0])}{more}")
 
 
 def changed(first: Tensor, again: Tensor, since: str) -> list[Flag]:
@@ -204,18 +202,17 @@ def _moves(right: _Right) -> bool:
     return not _alike(torch.cat([right.y[:1], right.predict(tried).argmax(1)]))
 
 
-def _outputs(logits: Tensor, broken: int) -> list[Flag]:
-    flags, n = [], len(logits)
+def _outputs(logits: Tensor, broken: int) -> Iterator[Flag]:
+    n = len(logits)
     if broken:
         text = f"the outputs are NaN or infinite at {broken} of {n + broken} clean images"
-        flags.append(raised("non-finite", text, fatal=True))
+        yield raised("non-finite", text, fatal=True)
     if n and logits.amin() >= 0 and logits.amax() <= 1 + SUMS_TO_ONE:
         sums = bool((logits.sum(1) - 1).abs().amax() < SUMS_TO_ONE)
         if sums or logits.amax(1).median() > SURE:
             more = " and sum to 1" if sums else ""
             text = f"the {logits.shape[1]} outputs at each of {n} images are in [0, 1]{more}"
-            flags.append(raised("probabilities", text))
-    return flags
+            yield raised("probabilities", text)
 
 
 @torch.no_grad()
@@ -244,10 +241,10 @@ def _gradients(right: _Right, unsteady: bool) -> list[Flag]:
             input_gradients(right.model, right.x, right.y, objective, right.batch_size)
             for objective in (margin, cross_entropy)
         )
-        flags = _zero_gradients(uphill, of_ce) + _large_eps(right)
+        flags = [*_zero_gradients(uphill, of_ce), *_large_eps(right)]
         if unsteady or right.threat.eps == 0:
             return flags
-        return flags + _not_uphill(right, uphill) + _misleading(right) + _one_step(right)
+        return [*flags, *_not_uphill(right, uphill), *_misleading(right), *_one_step(right)]
     except NotFinite as error:
         text = f"gradients are NaN or infinite at {int(error.lanes.sum())} of {len(error.lanes)} images"
         return [raised("non-finite", text, fatal=True)]
@@ -262,17 +259,18 @@ def _zero_gradients(of_margin: Tensor, of_ce: Tensor) -> list[Flag]:
     return []
 
 
-def _large_eps(right: _Right) -> list[Flag]:
+def _large_eps(right: _Right) -> Iterator[Flag]:
     """Balls of L-inf radius 1 and of L2 radius sqrt(pixels) both hold the whole pixel box.
 
     So signs serve for either norm: a step of steepest L2 ascent is spent on pixels that are at the edge of
     the box already, and stalls on honest models too.
     """
     left = len(right) - right.fooled(LARGE_EPS, Linf(1.0))
-    if left <= LARGE_SHARE * len(right):
-        return []
-    text = f"PGD on the margin leaves {left} of {len(right)} images right with an eps of the whole pixel box"
-    return [raised("large-eps", text, fatal=True)]
+    if left > LARGE_SHARE * len(right):
+        text = (
+            f"PGD on the margin leaves {left} of {len(right)} images right with an eps of the whole pixel box"
+        )
+        yield raised("large-eps", text, fatal=True)
 
 
 @torch.no_grad()
@@ -299,7 +297,7 @@ def _not_uphill(right: _Right, gradient: Tensor) -> list[Flag]:
     return [raised("not-uphill", text, fatal=down >= DOWN_SHARE_FATAL * n)]
 
 
-def _misleading(right: _Right) -> list[Flag]:
+def _misleading(right: _Right) -> Iterator[Flag]:
     """Whether the gradient foretells what random steps do, from a point near the image.
 
     Steps go both ways from the point: so the curvature of an honest model cancels, and a mask, waves, noise
@@ -326,17 +324,16 @@ def _misleading(right: _Right) -> list[Flag]:
         if length >= LONG:
             of_long = torch.minimum(of_long, share)
     wrong, wrong_far = int((least > MISSED).sum()), int((of_long > MISSED).sum())
-    if wrong <= MISSED_SHARE * n:
-        if wrong_far <= LONG_SHARE * n:
-            return []
-        wrong = wrong_far
-    text = f"at {wrong} of {n} images the gradient misses over a quarter of what random steps near them do"
-    return [raised("misleading", text)]
+    if wrong > MISSED_SHARE * n or wrong_far > LONG_SHARE * n:
+        count = wrong if wrong > MISSED_SHARE * n else wrong_far
+        text = (
+            f"at {count} of {n} images the gradient misses over a quarter of what random steps near them do"
+        )
+        yield raised("misleading", text)
 
 
-def _one_step(right: _Right) -> list[Flag]:
+def _one_step(right: _Right) -> Iterator[Flag]:
     one, many = right.fooled(ONE_STEP, right.threat), right.fooled(MANY_STEPS, right.threat)
-    if not noticeable(one - many, len(right)):
-        return []
-    text = f"one step fools {one} of {len(right)} images, PGD with {MANY_STEPS.steps} steps {many}"
-    return [raised("one-step", text)]
+    if noticeable(one - many, len(right)):
+        text = f"one step fools {one} of {len(right)} images, PGD with {MANY_STEPS.steps} steps {many}"
+        yield raised("one-step", text)

@@ -1,16 +1,19 @@
-"""What an evaluation found: verdicts per example, accuracies with their intervals, the worst case, flags."""
+"""What an evaluation found: verdicts per example, accuracies with their intervals, the worst case, flags.
+
+Of each example and attack, the engine's `Outcome` says what became of it, an `AttackResult` keeps that beside
+the examples that the attack did not get, a `Report` takes the worst case, and a `Score` counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from atlas.attacks import Attack
 from atlas.attacks.attack_log import BROKEN, CLEAN, SURVIVED, Outcome
 from atlas.errors import choose
 from atlas.evaluation.flags import Flag
@@ -19,12 +22,23 @@ from atlas.threat import eps_text
 
 SKIPPED = -4
 """The attempt that is noted for an example that an earlier attack of the suite had fooled."""
-COLUMNS = ("attempt", "step", "margin", "queries")
+NOT_TRIED = {"attempt": SKIPPED, "step": -1, "margin": torch.nan, "queries": 0}
+COLUMNS = tuple(NOT_TRIED)
 """What is kept of each attack for each example."""
 LAST_PART = 0.25
 """Of the steps or attempts. A search that has converged finds next to nothing there."""
 FEWEST_STEPS = 8
 """Below that a quarter of the steps is one step, and says nothing of convergence."""
+
+
+def columns_of(outcome: Outcome, tried: Tensor) -> dict[str, Tensor]:
+    """The columns of all examples, by the outcome of an attack on those of the mask `tried`, bool [N]."""
+    whole = {}
+    for name, value in NOT_TRIED.items():
+        known = getattr(outcome, name).cpu()
+        empty = torch.full(tried.shape, value, dtype=known.dtype, device=tried.device)
+        whole[name] = empty.masked_scatter(tried, known)
+    return whole
 
 
 @dataclass(frozen=True)
@@ -46,30 +60,6 @@ class AttackResult:
     """max_{i != y} f_i - f_y at the image that fools, else the largest at the end of an attempt."""
     queries: Tensor
     """Forward passes spent on the example."""
-
-    @classmethod
-    def of(
-        cls,
-        label: str,
-        attack: Attack,
-        table: Mapping[str, Any],
-        attempts: int,
-        columns: Mapping[str, Tensor],
-    ) -> AttackResult:
-        values = (columns[name] for name in COLUMNS)
-        steps = attack.steps if attack.counts_steps else 0
-        return cls(label, table, attack.white_box, steps, attempts, *values)
-
-    def spread(self, tried: Tensor) -> AttackResult:
-        """This result on the examples of the mask `tried`, in the place of each among all of them."""
-        empty = {"attempt": SKIPPED, "step": -1, "margin": torch.nan, "queries": 0}
-        whole: dict[str, Any] = {
-            name: torch.full(
-                tried.shape, value, dtype=getattr(self, name).dtype, device=tried.device
-            ).masked_scatter(tried, getattr(self, name))
-            for name, value in empty.items()
-        }
-        return replace(self, **whole)
 
     @property
     def survived(self) -> Tensor:
@@ -98,33 +88,37 @@ class AttackResult:
             return self.fooled & (self.attempt >= self.attempts - max(1, int(LAST_PART * self.attempts)))
         return self.fooled & (self.step > (1 - LAST_PART) * self.steps) & (self.steps >= FEWEST_STEPS)
 
-    def problem(self, right: Tensor, tried: Tensor) -> str:
-        """What cannot be true of these verdicts, such as those of another evaluation; "" where all can.
+    def possible(self, right: Tensor, tried: Tensor) -> bool:
+        """Whether these can be the verdicts of this evaluation.
 
         right: on the clean images, bool [N]; tried: the images that the attack was given, bool [N].
         """
         whole = (self.attempt, self.step, self.queries)
         if any(column.shape != right.shape for column in (*whole, self.margin)):
-            return f"does not have {len(right)} verdicts"
+            return False
         if any(column.dtype != torch.int64 for column in whole) or not self.margin.is_floating_point():
-            return "has columns of other types than an attack's"
+            return False
         impossible = (self.attempt < SKIPPED) | (self.attempt >= self.attempts) | (self.step < -1)
-        impossible |= (self.queries < 0) | (self.fooled & ~(self.margin >= 0))
-        if impossible.any():
-            return f"has impossible values for {int(impossible.sum())} of {len(right)} images"
-        if not torch.equal(self.attempt != SKIPPED, tried):
-            return "is of other images than those that the attack was given"
-        wrong = (self.attempt == CLEAN, tried & ~right & (self.attempt != BROKEN))
-        if not torch.equal(*wrong):
-            return "does not agree with clean.npz on which clean images are wrong"
-        return ""
+        impossible |= (self.queries < 0) | (self.fooled & ~(self.margin >= 0)) | (self.tried != tried)
+        impossible |= (self.attempt == CLEAN) != (tried & ~right & ~self.broken)
+        return not impossible.any()
 
     def columns(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in COLUMNS}
 
-
-def columns_of(outcome: Outcome) -> dict[str, Tensor]:
-    return {name: getattr(outcome, name).cpu() for name in COLUMNS}
+    def plain(self) -> dict[str, Any]:
+        """What it did and found, as JSON."""
+        return {
+            "attack": dict(self.table),
+            "white_box": self.white_box,
+            "steps": self.steps,
+            "attempts": self.attempts,
+            "tried": int(self.tried.sum()),
+            "fooled": int(self.fooled.sum()),
+            "wrong_before": int((self.attempt == CLEAN).sum()),
+            "broken": int(self.broken.sum()),
+            "queries": int(self.queries.sum()),
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,28 +165,47 @@ class Report:
         return tuple(dict.fromkeys(flag.name for flag in self.flags if flag.fatal))
 
     @property
-    def clean(self) -> Score:
-        """The accuracy on the clean images, which masked gradients leave true."""
-        reasons = tuple(name for name in self.reasons if name in SPOIL_ANSWERS)
-        return Score(int(self.clean_right.sum()), self.n, reasons)
+    def queries_only(self) -> bool:
+        """Whether no white-box attack was run, so that the worst case is an upper bound."""
+        return any(flag.name == "queries-only" for flag in self.flags)
 
     @property
     def robust(self) -> Tensor:
         """Right on the clean image and under every attack, bool [N]: the worst case of each example."""
         right = self.clean_right
         for result in self.results.values():
-            right = right & (result.survived | (result.attempt == SKIPPED))
+            right = right & (result.survived | ~result.tried)
         return right
+
+    def right_under(self, label: str) -> Tensor:
+        """Right under this attack, "clean" or in the "worst case", bool [N].
+
+        What an earlier attack of a cascade had fooled counts as wrong under the later ones.
+        """
+        if label in (ON_CLEAN, WORST_CASE):
+            return self.clean_right if label == ON_CLEAN else self.robust
+        return choose("attack", label, self.results).survived
+
+    def score(self, label: str) -> Score:
+        """The accuracy under one attack, "clean", or in the "worst case"."""
+        # Masked gradients leave the accuracy on clean images true.
+        reasons = [name for name in self.reasons if label != ON_CLEAN or name in SPOIL_ANSWERS]
+        return Score(int(self.right_under(label).sum()), self.n, tuple(reasons))
+
+    @property
+    def scores(self) -> dict[str, Score]:
+        """All accuracies: clean, under each attack, in the worst case."""
+        return {label: self.score(label) for label in (ON_CLEAN, *self.results, WORST_CASE)}
+
+    @property
+    def clean(self) -> Score:
+        """The accuracy on the clean images."""
+        return self.score(ON_CLEAN)
 
     @property
     def worst(self) -> Score:
         """The accuracy in the worst case over all attacks, taken for each example."""
-        return Score(int(self.robust.sum()), self.n, self.reasons)
-
-    @property
-    def queries_only(self) -> bool:
-        """Whether no white-box attack was run, so that the worst case is an upper bound."""
-        return any(flag.name == "queries-only" for flag in self.flags)
+        return self.score(WORST_CASE)
 
     @property
     def classes(self) -> dict[int, Score]:
@@ -210,24 +223,30 @@ class Report:
         classes = self.classes if self.valid else {}
         return min(classes.items(), key=lambda item: item[1].rate) if len(classes) > 1 else None
 
-    def right_under(self, label: str) -> Tensor:
-        """Right under this attack, bool [N]; what an earlier attack had fooled counts as wrong."""
-        return choose("attack", label, self.results).survived
-
-    def score(self, label: str) -> Score:
-        """The accuracy under one attack."""
-        return Score(int(self.right_under(label).sum()), self.n, self.reasons)
-
-    @property
-    def scores(self) -> dict[str, Score]:
-        """All accuracies: clean, under each attack, in the worst case."""
-        return {ON_CLEAN: self.clean, **{k: self.score(k) for k in self.results}, WORST_CASE: self.worst}
-
     def __repr__(self) -> str:
         rows = [(f"{self.n} images, {self.threat}", "accuracy", "fooled", "queries", "time"), *self.lines()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, *self.warnings()])
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
+        scores = {label: score.short for label, score in self.scores.items()}
+        scores[WORST_CASE] += " by queries only" if self.queries_only else ""
+        if self.worst_class is not None:
+            number, score = self.worst_class
+            scores[f"worst class: {self.named(number)}"] = str(score)
+        return [(label, text, *self._effort(label)) for label, text in scores.items()]
+
+    def _effort(self, label: str) -> tuple[str, str, str]:
+        """Images fooled, mean queries and time of an attack; nothing for other rows."""
+        if label not in self.results:
+            return "", "", ""
+        result = self.results[label]
+        queries = result.queries[result.tried].double()
+        mean = f"{queries.mean():,.0f}" if len(queries) else "-"
+        seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
+        return f"{int(result.fooled.sum())}", mean, seconds
 
     def warnings(self) -> list[str]:
         """What is said below the table: the upper bound that an invalid result leaves, and every flag."""
@@ -250,54 +269,17 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """A JSON-able table: the same numbers for the same inputs, whatever happened on the way."""
-        return {
+        table: dict[str, Any] = {
             "n": self.n,
             "valid": self.valid,
             "accuracy": {label: score.plain() for label, score in self.scores.items()},
-            **self._worst_class(),
-            "attacks": {label: spent(result) for label, result in self.results.items()},
-            "flags": [{"name": f.name, "fatal": f.fatal, "message": f.message} for f in self.flags],
-            "about": dict(self.about),
-            **({"class_names": list(self.class_names)} if self.class_names else {}),
         }
-
-    def _worst_class(self) -> dict[str, Any]:
-        if self.worst_class is None:
-            return {}
-        label, score = self.worst_class
-        return {"worst_class": {"label": label, "name": self.named(label), **score.plain()}}
-
-    def lines(self) -> list[tuple[str, ...]]:
-        """The table of a terminal or a page: what, accuracy with interval, images fooled, queries, time."""
-        rows: list[tuple[str, ...]] = []
-        for label, score in self.scores.items():
-            result = self.results.get(label)
-            text = score.short
-            if result is None:
-                if label == WORST_CASE and self.queries_only:
-                    text += " by queries only"
-                rows.append((label, text, "", "", ""))
-                continue
-            spent = result.queries[result.tried].double()
-            mean = f"{spent.mean():,.0f}" if len(spent) else "-"
-            seconds = f"{self.seconds[label]:.0f} s" if label in self.seconds else "-"
-            rows.append((label, text, f"{int(result.fooled.sum())}", mean, seconds))
         if self.worst_class is not None:
-            number, score = self.worst_class
-            rows.append((f"worst class: {self.named(number)}", str(score), "", "", ""))
-        return rows
-
-
-def spent(result: AttackResult) -> dict[str, Any]:
-    """What an attack did and found, as in a summary."""
-    return {
-        "attack": dict(result.table),
-        "white_box": result.white_box,
-        "steps": result.steps,
-        "attempts": result.attempts,
-        "tried": int(result.tried.sum()),
-        "fooled": int(result.fooled.sum()),
-        "wrong_before": int((result.attempt == CLEAN).sum()),
-        "broken": int(result.broken.sum()),
-        "queries": int(result.queries.sum()),
-    }
+            label, score = self.worst_class
+            table["worst_class"] = {"label": label, "name": self.named(label), **score.plain()}
+        table |= {
+            "attacks": {label: result.plain() for label, result in self.results.items()},
+            "flags": [asdict(flag) for flag in self.flags],
+            "about": dict(self.about),
+        }
+        return table | ({"class_names": list(self.class_names)} if self.class_names else {})

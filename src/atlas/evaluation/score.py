@@ -58,12 +58,9 @@ class Score:
         """As `str`, without the reasons."""
         if self.reasons:
             return f"at most {self.rate:.1%}" if self.is_bound else "invalid"
-        return str(self)
-
-    def __str__(self) -> str:
-        if self.is_bound:
-            return f"{self.short} (upper bound; likely lower, because of {', '.join(self.reasons)})"
-        if self.reasons:
-            return f"invalid ({', '.join(self.reasons)})"
         low, high = self.interval
         return f"{self.rate:.1%} [{100 * low:.1f}, {100 * high:.1f}]"
+
+    def __str__(self) -> str:
+        bound = "upper bound; likely lower, because of " if self.is_bound else ""
+        return f"{self.short} ({bound}{', '.join(self.reasons)})" if self.reasons else self.short

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atlas.errors import CheckpointError, UsageError
-from atlas.evaluation.evaluation_folder import EvaluationFolder, slug
+from atlas.evaluation.evaluation_folder import CLEAN, EvaluationFolder, file_of
 from atlas.files import locked
 
 
@@ -42,46 +43,38 @@ def merge(path: Path, of: int, labels: Sequence[str]) -> None:
     with locked(path):
         for part in parts:
             whole.claim(part.about())
-        clean = _merged(parts, "clean")
-        whole.save_columns("clean", clean)
+        clean = _merged(parts, CLEAN)
+        whole.save(CLEAN, clean)
         for label in labels:
-            surrogates = f"surrogates-{slug(label)}"
-            if parts[0].load_columns(surrogates) is not None:
-                whole.save_columns(surrogates, _merged(parts, surrogates))
-            columns = _merged(parts, f"attack-{slug(label)}")
+            surrogates, images, attack = (file_of(k, label) for k in ("surrogates", "images", "attack"))
+            if (parts[0].path / surrogates).exists():
+                whole.save(surrogates, _merged(parts, surrogates))
+            columns = _merged(parts, attack)
             whole.note_time(label, max(part.times().get(label, 0.0) for part in parts))
-            _merge_images(parts, whole, label, clean["ids"])
-            whole.save_columns(f"attack-{slug(label)}", columns)
+            found = [kept for part in parts if (kept := part.load(images))]
+            if len(found) == of:  # in the order of all images
+                ids, x_adv = (torch.cat([kept[key] for kept in found]) for key in ("ids", "x_adv"))
+                place = {number: k for k, number in enumerate(clean["ids"].tolist())}
+                order = torch.tensor([place[number] for number in ids.tolist()], device="cpu").argsort()
+                whole.save(images, {"ids": ids[order], "x_adv": x_adv[order]})
+            whole.save(attack, columns)
             whole.drop_state(label)
         for left in path.glob("shard-*-of-*"):  # also of an earlier start with another number of processes
-            if EvaluationFolder(left).is_of(whole.about()):
-                shutil.rmtree(left)
+            with suppress(CheckpointError):  # not an evaluation's
+                if EvaluationFolder(left).about() == whole.about():
+                    shutil.rmtree(left)
 
 
 def _merged(parts: Sequence[EvaluationFolder], name: str) -> dict[str, Tensor]:
+    """The columns of all images, of which each part has every len(parts)-th."""
     found = []
     for part in parts:
-        columns = part.load_columns(name)
-        if columns is None:
-            raise CheckpointError(f"{part.path} has no {name}.npz: its process has not come to the end")
+        if (columns := part.load(name)) is None:
+            raise CheckpointError(f"{part.path} has no {name}: its process has not come to the end")
         found.append(columns)
-    return {key: _interleaved([columns[key] for columns in found]) for key in found[0]}
-
-
-def _interleaved(parts: Sequence[Tensor]) -> Tensor:
-    whole = parts[0].new_empty(sum(map(len, parts)), *parts[0].shape[1:])
-    for index, part in enumerate(parts):
-        whole[index :: len(parts)] = part
+    whole = {}
+    for key, first in found[0].items():
+        whole[key] = first.new_empty(sum(len(columns[key]) for columns in found), *first.shape[1:])
+        for index, columns in enumerate(found):
+            whole[key][index :: len(parts)] = columns[key]
     return whole
-
-
-def _merge_images(
-    parts: Sequence[EvaluationFolder], whole: EvaluationFolder, label: str, ids: Tensor
-) -> None:
-    """The images that fool, in the order of all `ids`."""
-    found = [images for part in parts if (images := part.load_images(label))]
-    if len(found) == len(parts):
-        own, x_adv = (torch.cat(tensors) for tensors in zip(*found, strict=True))
-        place = {number: k for k, number in enumerate(ids.tolist())}
-        order = torch.tensor([place[number] for number in own.tolist()], device="cpu").argsort()
-        whole.save_images(label, own[order], x_adv[order])

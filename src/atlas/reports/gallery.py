@@ -17,7 +17,7 @@ from atlas import data
 from atlas.data import Images
 from atlas.errors import AtlasError, CheckpointError
 from atlas.evaluation import Report
-from atlas.evaluation.evaluation_folder import EvaluationFolder, slug
+from atlas.evaluation.evaluation_folder import EvaluationFolder, file_of
 from atlas.reports.collect import Given, ReportedModel
 from atlas.reports.quick_attack import SHOWN, Study
 from atlas.threat import THREATS, Linf, Threat
@@ -110,16 +110,16 @@ def kept_images(report: Report, images: Images | None = None) -> list[Exhibit]:
     originals = _originals(report, images)
     threat = THREATS[report.about["threat"]["name"]](report.about["threat"]["eps"])
     for label, result in report.results.items():
-        stored = EvaluationFolder(report.folder).load_images(label) if report.folder else None
+        file = file_of("images", label)
+        stored = EvaluationFolder(report.folder).load(file) if report.folder else None
         if stored is None:
             continue
         places = result.fooled.nonzero()[:, 0].tolist()
-        if stored[0].tolist() != report.ids[places].tolist():
+        if stored["ids"].tolist() != report.ids[places].tolist():
             raise CheckpointError(
-                f"{report.folder}/images-{slug(label)}.safetensors does not hold the images that {label} "
-                "fooled: evaluate again"
+                f"{report.folder}/{file} does not hold the images that {label} fooled: evaluate again"
             )
-        for place, x_adv in zip(places, stored[1], strict=True):
+        for place, x_adv in zip(places, stored["x_adv"], strict=True):
             y = int(report.y[place])
             if y in found or len(found) == SHOWN:
                 continue

@@ -28,7 +28,7 @@ from atlas.errors import CheckpointError, DiskError
 from atlas.evaluation import Flag, Score
 from atlas.evaluation.plan import attack_table
 from atlas.evaluation.probes import probe
-from atlas.evaluation.run_attack import check_inputs
+from atlas.evaluation.run_attack import check_model
 from atlas.reports.collect import ReportedModel, load_test_images
 from atlas.reports.comparison import MOST_CLASSES, by_class
 from atlas.reports.tables import Cell, Table
@@ -218,7 +218,7 @@ def _made(
     assert threat is not None
     device = next(model.parameters()).device
     x, y = data.pixels(slice(None), device), data.y.to(device)
-    check_inputs(model, x, y, threat)
+    check_model(model, x, data)
     rng = Rng.lanes(SEED, data.ids.to(device)).fold("report")
     task = bars.add_task(run.name, total=len(STEPS) + len(RADII))
 

@@ -58,8 +58,7 @@ def of_older_version(folder: Path) -> None:
             arrays = dict(file)
         np.savez(path, **arrays)
     for path in folder.glob("*.safetensors"):
-        tensors, about = load_tensors(path)
-        save_tensors(path, tensors, {k: v for k, v in about.items() if k == "seconds"})
+        save_tensors(path, load_tensors(path)[0], {})
 
 
 def columns(report: Any) -> dict[str, list[float]]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import atlas
 from atlas.attacks import PGD, Square
 from atlas.errors import CheckpointError, ModelError, OutOfMemoryError, UsageError
-from atlas.evaluation import Shard
+from atlas.evaluation import Shard, run_attack
 from atlas.evaluation.evaluation_folder import load_report
 
 X, Y = torch.rand(12, 1, 6, 6, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 3
@@ -156,20 +156,18 @@ def test_the_default_device_changes_nothing(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def begins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """With which of its passes the model comes to each part of an evaluation in a folder."""
-    module, net, found = sys.modules["atlas.evaluation.evaluate"], Net(), {"on the clean images": 4}
+    net, found, real = Net(), {"on the clean images": 4}, run_attack.probe
 
-    def noted(name: str, place: str | None = None) -> Any:
-        real = getattr(module, name)
+    def probe(*arguments: Any, **options: Any) -> Any:
+        found["in the probes"] = net.passes + 1
+        return real(*arguments, **options)
 
-        def run(*arguments: Any, **options: Any) -> Any:
-            found[place or f"under {arguments[0]}"] = net.passes + 1
-            return real(*arguments, **options)
-
-        return run
+    def begin(display: object, label: str) -> None:
+        found[f"under {label}"] = net.passes + 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "probe", noted("probe", "in the probes"))
-        patch.setattr(module, "finish", noted("finish"))
+        patch.setattr(run_attack, "probe", probe)
+        patch.setattr(run_attack.AttackProgress, "begin", begin)
         evaluated(net, tmp_path_factory.mktemp("passes"))
     return found
 

@@ -89,30 +89,17 @@ def test_it_sees_what_two_intervals_would_hide() -> None:
     found = Paired(1000, 11, 1)
     assert found.p_value == pytest.approx(2 * 13 / 4096)
     assert found.interval[0] > 0
-    assert str(found) == "+1.0 points [+0.3, +1.7], p = 0.0063, n = 1000"
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "message"),
+    ("a", "b", "got"),
     [
-        (torch.ones(3), torch.ones(3, dtype=torch.bool), r"robust_a must be bool \[N\].*got float32 \[3\]"),
-        (
-            torch.ones(3, 1, dtype=torch.bool),
-            torch.ones(3, dtype=torch.bool),
-            r"robust_a must be .*got bool \[3, 1\]",
-        ),
-        (
-            torch.ones(0, dtype=torch.bool),
-            torch.ones(0, dtype=torch.bool),
-            r"robust_a must be .*got bool \[0\]",
-        ),
-        (
-            torch.ones(3, dtype=torch.bool),
-            torch.ones(4, dtype=torch.bool),
-            "on 3 and 4 images; .* same images",
-        ),
+        (torch.ones(3), torch.ones(3), r"float32 \[3\] and float32 \[3\]"),
+        (torch.ones(3, 1) > 0, torch.ones(3, 1) > 0, r"bool \[3, 1\] and bool \[3, 1\]"),
+        (torch.ones(0) > 0, torch.ones(0) > 0, r"bool \[0\] and bool \[0\]"),
+        (torch.ones(3) > 0, torch.ones(4) > 0, r"bool \[3\] and bool \[4\]"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(a: torch.Tensor, b: torch.Tensor, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+def test_what_cannot_be_compared_is_refused(a: torch.Tensor, b: torch.Tensor, got: str) -> None:
+    with pytest.raises(UsageError, match=rf"bool \[N\] on the same images, .*got {got}"):
         paired(a, b)

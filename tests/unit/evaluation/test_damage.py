@@ -18,7 +18,7 @@ from atlas.data import Images
 from atlas.errors import CheckpointError, DamagedError, Interrupted
 from atlas.evaluation import evaluate
 from atlas.evaluation.evaluate import Evaluation
-from atlas.evaluation.evaluation_folder import EvaluationFolder, load_report
+from atlas.evaluation.evaluation_folder import EvaluationFolder, file_of, load_report
 from atlas.evaluation.plan import Plan
 from tests.unit.evaluation.runs import ATTACKS, THREAT, columns, net, noise, of_older_version, run
 from tests.unit.evaluation.test_evaluate import stop_after
@@ -51,8 +51,8 @@ def folder(made: tuple[Path, Path], tmp_path: Path) -> Path:
 def everything(folder: Path) -> Any:
     """All that a report may show of an evaluation."""
     report, place = load_report(folder), EvaluationFolder(folder)
-    pictures = [place.load_images(label) for label in ATTACKS]
-    return [report.summary(), columns(report), [[t.tolist() for t in pair] for pair in pictures if pair]]
+    pictures = [place.load(file_of("images", label)) or {} for label in ATTACKS]
+    return [report.summary(), columns(report), [[t.tolist() for t in kept.values()] for kept in pictures]]
 
 
 def attempted(folder: Path) -> tuple[Any, str]:
@@ -109,7 +109,7 @@ def test_a_file_of_another_evaluation_is_refused(
 def test_images_of_another_evaluation_are_refused(folder: Path, made: tuple[Path, Path]) -> None:
     shutil.copy(made[1] / "images-fgsm.safetensors", folder)
     with pytest.raises(DamagedError, match=r"images-fgsm\.safetensors belongs to another evaluation"):
-        EvaluationFolder(folder).load_images("FGSM")
+        EvaluationFolder(folder).load("images-fgsm.safetensors")
 
 
 def test_a_file_without_checksum_in_a_folder_with_checksums_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -144,22 +144,20 @@ def test_a_summary_has_to_match_its_configuration(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change",
     [
-        (lambda s: s["accuracy"]["FGSM"].update(right=96), r"{'right': 96, 'n': 97} for FGSM"),
-        (lambda s: s["accuracy"]["worst case"].update(n=970), "for worst case, and the verdicts have"),
-        (lambda s: s["attacks"]["FGSM"].update(fooled=1), "counts for FGSM that do not follow"),
-        (lambda s: s.update(n=96), "n = 96, and there are verdicts on 97 images"),
+        lambda s: s["accuracy"]["FGSM"].update(right=96),
+        lambda s: s["accuracy"]["worst case"].update(n=970),
+        lambda s: s["attacks"]["FGSM"].update(fooled=1),
+        lambda s: s.update(n=96),
     ],
 )
-def test_a_summary_has_to_follow_from_the_verdicts(
-    change: Callable[[Any], None], words: str, folder: Path
-) -> None:
+def test_a_summary_has_to_follow_from_the_verdicts(change: Callable[[Any], None], folder: Path) -> None:
     of_older_version(folder)
     summary = json.loads((folder / "summary.json").read_text())
     change(summary)
     (folder / "summary.json").write_text(json.dumps(summary))
-    with pytest.raises(DamagedError, match=rf"summary\.json has .*{words}"):
+    with pytest.raises(DamagedError, match=r"summary\.json has counts that do not follow from the verd"):
         load_report(folder)
 
 
@@ -172,24 +170,26 @@ def put(column: str, place: int, value: Any) -> Callable[[dict[str, Any]], None]
 
 WRONG, RIGHT = 0, 1
 """Of the images, one that is wrong as it is, and one that is right."""
+IMPOSSIBLE = "impossible labels or ids, or verdicts that do not follow from its logits"
+OF_OTHERS = "verdicts that are impossible or of other images"
 
 
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        ("attack-pgd-2x6", put("attempt", RIGHT, 2), "impossible values for 1 of 97 images"),
-        ("attack-pgd-2x6", put("attempt", RIGHT, -9), "impossible values for 1 of 97 images"),
-        ("attack-pgd-2x6", put("queries", RIGHT, -1), "impossible values for 1 of 97 images"),
-        ("attack-pgd-2x6", put("step", RIGHT, -5), "impossible values for 1 of 97 images"),
-        ("attack-pgd-2x6", put("attempt", RIGHT, -4), "of other images than those that the attack was given"),
-        ("attack-pgd-2x6", put("attempt", RIGHT, -1), "does not agree with clean.npz"),
-        ("attack-pgd-2x6", put("attempt", WRONG, -2), "does not agree with clean.npz"),
-        ("attack-pgd-2x6", lambda a: a.update(step=a["step"][:-1]), "does not have 97 verdicts"),
-        ("attack-pgd-2x6", lambda a: a.update(step=a["step"] * 1.0), "columns of other types"),
-        ("clean", put("right", WRONG, True), "verdicts that do not follow from its logits"),
-        ("clean", put("y", RIGHT, -1), "negative labels"),
-        ("clean", put("ids", RIGHT, 500), "an image twice"),
-        ("clean", lambda a: a.update(y=a["y"] * 1.0), "columns of other types or lengths"),
+        ("attack-pgd-2x6", put("attempt", RIGHT, 2), OF_OTHERS),
+        ("attack-pgd-2x6", put("attempt", RIGHT, -9), OF_OTHERS),
+        ("attack-pgd-2x6", put("queries", RIGHT, -1), OF_OTHERS),
+        ("attack-pgd-2x6", put("step", RIGHT, -5), OF_OTHERS),
+        ("attack-pgd-2x6", put("attempt", RIGHT, -4), OF_OTHERS),
+        ("attack-pgd-2x6", put("attempt", RIGHT, -1), OF_OTHERS),
+        ("attack-pgd-2x6", put("attempt", WRONG, -2), OF_OTHERS),
+        ("attack-pgd-2x6", lambda a: a.update(step=a["step"][:-1]), OF_OTHERS),
+        ("attack-pgd-2x6", lambda a: a.update(step=a["step"] * 1.0), OF_OTHERS),
+        ("clean", put("right", WRONG, True), IMPOSSIBLE),
+        ("clean", put("y", RIGHT, -1), IMPOSSIBLE),
+        ("clean", put("ids", RIGHT, 500), IMPOSSIBLE),
+        ("clean", lambda a: a.update(y=a["y"] * 1.0), IMPOSSIBLE),
     ],
 )
 def test_impossible_values_are_refused(
@@ -211,7 +211,7 @@ def test_in_a_chain_each_attack_has_the_images_that_the_others_left(images: Imag
         Evaluation(net(), images, Plan(THREAT, order, cascade=True)).run(tmp_path / name, progress=False)
         of_older_version(tmp_path / name)
     shutil.copy(tmp_path / "other" / "attack-square.npz", tmp_path / "one" / "attack-square.npz")
-    with pytest.raises(DamagedError, match=r"attack-square\.npz is of other images than those that"):
+    with pytest.raises(DamagedError, match=r"attack-square\.npz has verdicts that are .* of other images"):
         load_report(tmp_path / "one")
 
 

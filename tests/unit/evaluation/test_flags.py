@@ -64,46 +64,60 @@ def test_the_evidence_is_what_comes_before_the_meaning_also_of_older_versions() 
     assert Flag("unknown", False, "a: b").evidence == "a: b"
 
 
-def test_an_evaluation_without_surprises_raises_nothing() -> None:
-    fgsm = record("fgsm", range(50), steps=1, step=1)
-    assert after([fgsm, record("pgd", range(100), step=20), square(range(90), step=300)]) == []
-    assert after([]) == []
+PGD_100, LATE = record("pgd", range(100)), {"steps": 20, "step": 19}
+MANY = [PGD_100, record("apgd", range(90))]
+RIVALS = [record("apgd", range(N // 2)), record("apgd-t", range(N // 2))]
+WHITE = [PGD_100, record("apgd", range(50, 120))]
+ONE, SOME = record("fgsm", range(50), steps=1, step=1), record("pgd", range(100), step=20)
+CASES: dict[str, tuple[list[AttackResult], list[str]]] = {
+    "no attack": ([], []),
+    "no surprise": ([ONE, SOME, square(range(90), step=300)], []),
+    "black box stronger": ([*WHITE, square(range(20, 120 + LEAST))], ["black-box-stronger"]),
+    "by less than 1% of all": ([*WHITE, square(range(20, 119 + LEAST))], []),
+    "only a black box": ([square(range(200))], ["queries-only"]),
+    "white box that did not try these": ([square(range(200)), record("pgd", [], tried=range(200, N))], []),
+    "white box that found nothing": ([record("pgd", []), square(range(10, 20))], ["black-box-stronger"]),
+    "both kinds": ([square([3]), record("pgd", range(9))], []),
+    # As FAB-T under L2, which alone finds most of what both APGDs left.
+    "far ahead": ([*RIVALS, record("fab-t", range(N // 2, 9 * N // 10))], ["far-ahead"]),
+    "a little ahead": ([*RIVALS, record("fab-t", range(N // 2, 11 * N // 20))], []),
+    "late, but another attack was early": (
+        [record("pgd-20", range(50), **LATE), record("pgd-1000", range(60), steps=1000, step=100)],
+        [],
+    ),
+    "late, and so was the other": (
+        [record("pgd-20", range(50), **LATE), record("pgd-1000", range(60), steps=1000, step=990)],
+        ["still-gaining"] * 2,
+    ),
+    "one step says nothing of convergence": ([ONE], []),
+    "nor do four": ([record("pgd-4", range(50), steps=4, step=4)], []),
+    "late, of too few images": ([record("pgd", range(LEAST - 1), step=100)], []),
+    "one step better": ([record("fgsm", range(100 + LEAST), steps=1), *MANY], ["one-step"]),
+    "one step hardly better": ([record("fgsm", range(99 + LEAST), steps=1), *MANY], []),
+    "one step on other images, as in a chain": (
+        [record("fgsm", range(100), steps=1), record("pgd", range(100, 120), tried=range(100, N))],
+        [],
+    ),
+    "one step alone": ([record("fgsm", range(100), steps=1)], []),
+    "NaN": ([record("pgd", []), record("apgd", [], broken=1)], ["non-finite"]),
+}
+EVIDENCE = {
+    "black box stronger": f"square fools {LEAST} of {N} images that every white-box attack left",
+    "only a black box": "no white-box attack was run; the worst case is by queries only (square)",
+    "far ahead": "of 400 images, fab-t alone fools 160 of the 200 that apgd and apgd-t left",
+    "one step better": f"fgsm fools {100 + LEAST} of {N} images in one step, pgd 100",
+    "NaN": f"NaN or infinity found for 1 of {N} images under apgd",
+}
 
 
-@pytest.mark.parametrize(("more", "wanted"), [(LEAST - 1, []), (LEAST, ["black-box-stronger"])])
-def test_black_box_stronger(more: int, wanted: list[str]) -> None:
-    """From 1% of the examples that no white-box attack fooled, whichever of them fooled the others."""
-    white = [record("pgd", range(100)), record("apgd", range(50, 120))]
-    flags = after([*white, square(range(20, 120 + more))])
+@pytest.mark.parametrize("case", CASES)
+def test_the_flags_of_what_attacks_found(case: str) -> None:
+    records, wanted = CASES[case]
+    flags = after(records)
     assert names(flags) == wanted
-    assert not any(flag.fatal for flag in flags)
-    if flags:
-        assert flags[0].message.startswith(
-            f"square fools {more} of {N} images that every white-box attack left:"
-        )
-        assert flags[0].message.endswith(MEANINGS["black-box-stronger"])
-
-
-def test_black_box_stronger_needs_a_white_box_attack_that_tried() -> None:
-    assert names(after([square(range(200))])) == ["queries-only"]
-    assert after([square(range(200)), record("pgd", [], tried=range(200, N))]) == []
-    assert names(after([record("pgd", []), square(range(10, 20))])) == ["black-box-stronger"]
-
-
-def test_no_white_box_attack_is_said() -> None:
-    (flag,) = after([square([3])])
-    assert (flag.name, flag.fatal) == ("queries-only", False)
-    assert "no white-box attack was run; the worst case is by queries only (square)" in flag.message
-    assert after([square([3]), record("pgd", range(9))]) == []
-
-
-@pytest.mark.parametrize(("alone", "wanted"), [(0.05, []), (0.4, ["far-ahead"])])
-def test_one_attack_far_ahead_of_its_rivals(alone: float, wanted: list[str]) -> None:
-    """As FAB-T under L2, which alone finds most of what both APGDs left."""
-    rest = [record("apgd", range(N // 2)), record("apgd-t", range(N // 2))]
-    flags = after([*rest, record("fab-t", range(N // 2, int(N / 2 + alone * N)))])
-    assert names(flags) == wanted
-    assert not any(flag.fatal for flag in flags)
+    assert [flag.fatal for flag in flags] == [flag.name == "non-finite" for flag in flags]
+    if case in EVIDENCE:
+        assert flags[0].message == f"{EVIDENCE[case]}: {MEANINGS[wanted[0]]}"
 
 
 def test_one_image_is_never_enough() -> None:
@@ -117,71 +131,29 @@ def test_one_image_is_never_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "late"), [(0, False), (75, False), (76, True), (100, True)], ids=lambda v: str(v)
+    ("attempts", "attempt", "step", "late"),
+    [
+        *[(1, 0, 0, False), (1, 0, 75, False), (1, 0, 76, True), (1, 0, 100, True)],
+        # Early or late in the attempt does not matter then: another attempt is another chance.
+        *[(2, 0, 99, False), (2, 1, 1, True), (9, 6, 99, False), (9, 7, 1, True)],
+        *[(20, 14, 99, False), (20, 15, 1, True)],
+    ],
 )
-def test_still_gaining_by_steps(step: int, late: bool) -> None:
-    flags = after([record("pgd", range(LEAST), step=step)])
+def test_still_gaining(attempts: int, attempt: int, step: int, late: bool) -> None:
+    flags = after([record("pgd", range(LEAST), step=step, attempt=attempt, attempts=attempts)])
     assert names(flags) == ["still-gaining"] * late
-    assert after([record("pgd", range(LEAST - 1), step=step)]) == []
     if late:
-        assert (
-            f"pgd fools {LEAST} of {N} images only in the last quarter of its 100 steps:" in flags[0].message
-        )
-        assert not flags[0].fatal
-
-
-@pytest.mark.parametrize(
-    ("attempts", "attempt", "late"),
-    [(2, 0, False), (2, 1, True), (9, 6, False), (9, 7, True), (20, 14, False), (20, 15, True)],
-)
-def test_still_gaining_by_attempts(attempts: int, attempt: int, late: bool) -> None:
-    """Early or late in the attempt does not matter then: another attempt is another chance."""
-    for step in (1, 99):
-        flags = after([record("pgd", range(LEAST), step=step, attempt=attempt, attempts=attempts)])
-        assert names(flags) == ["still-gaining"] * late
-        if late:
-            assert f"of its {attempts} attempts:" in flags[0].message
-
-
-def test_a_late_success_that_another_attack_had_early_is_no_gain() -> None:
-    weak = record("pgd-20", range(50), steps=20, step=19)
-    assert after([weak, record("pgd-1000", range(60), steps=1000, step=100)]) == []
-    assert names(after([weak, record("pgd-1000", range(60), steps=1000, step=990)])) == ["still-gaining"] * 2
-
-
-def test_few_steps_say_nothing_of_convergence() -> None:
-    assert after([record("fgsm", range(50), steps=1, step=1)]) == []
-    assert after([record("pgd-4", range(50), steps=4, step=4)]) == []
-
-
-@pytest.mark.parametrize(("more", "wanted"), [(LEAST - 1, []), (LEAST, ["one-step"])])
-def test_one_step(more: int, wanted: list[str]) -> None:
-    many = [record("pgd", range(100)), record("apgd", range(90))]
-    flags = after([record("fgsm", range(100 + more), steps=1), *many])
-    assert names(flags) == wanted
-    if flags:
-        assert flags[0].message.startswith(f"fgsm fools {100 + more} of {N} images in one step, pgd 100:")
-        assert not flags[0].fatal
-
-
-def test_one_step_is_compared_where_both_were_tried() -> None:
-    """In a suite in which each attack gets what the ones before have left."""
-    first, rest = record("fgsm", range(100), steps=1), record("pgd", range(100, 120), tried=range(100, N))
-    assert after([first, rest]) == []
-    assert after([first]) == []
-
-
-def test_non_finite_is_fatal() -> None:
-    (flag,) = after([record("pgd", []), record("apgd", [], broken=1)])
-    assert (flag.name, flag.fatal) == ("non-finite", True)
-    assert f"1 of {N} images under apgd" in flag.message
+        of = f"{attempts} attempts" if attempts > 1 else "100 steps"
+        assert f"pgd fools {LEAST} of {N} images only in the last quarter of its {of}:" in flags[0].message
 
 
 def run(model: Model, x: Tensor, y: Tensor, attacks: dict[str, Attack], eps: float) -> list[AttackResult]:
     records = []
     for name, attack in attacks.items():
         found = engine.run(attack, model, x, y, Linf(eps), Rng.batch(len(x)))
-        records.append(AttackResult.of(name, attack, {}, attack.attempts(10), columns_of(found)))
+        columns = columns_of(found, torch.ones(len(x), dtype=torch.bool))
+        attempts = attack.attempts(10)
+        records.append(AttackResult(name, {}, attack.white_box, attack.steps, attempts, **columns))
     return records
 
 

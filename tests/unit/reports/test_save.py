@@ -83,7 +83,7 @@ def test_kept_images_of_another_evaluation_are_refused(report: Report, tmp_path:
     (found,) = collect([place])
     assert kept_by_model([found], Given())[found.name]
     ids, x_adv = torch.arange(3), torch.rand(3, 1, 28, 28)
-    EvaluationFolder(place).save_images("PGD-3", ids, x_adv)
+    EvaluationFolder(place).save("images-pgd-3.safetensors", {"ids": ids, "x_adv": x_adv})
     with pytest.raises(CheckpointError, match=r"images-pgd-3\.safetensors does not hold"):
         kept_by_model([found], Given())
 
