@@ -92,6 +92,13 @@ class Threat(ABC):
         start = x + self.noise(x, rng)
         return start.clamp_(0, 1) if clip else start
 
+    def random_direction(self, x: Tensor, rng: Rng, length: float) -> Tensor:
+        """A random difference of this length to the images x, shaped like x."""
+        noise = self.noise(x, rng)
+        tiny = torch.finfo(x.dtype).tiny
+        size = self.distance(noise, torch.zeros_like(noise)).clamp_min_(tiny)
+        return noise.mul_(per_example(length / size, x))
+
     def contains(self, x_adv: Tensor, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:
         """Whether x_adv is in the ball and in the box, bool [B]."""
         flat = x_adv.flatten(1)

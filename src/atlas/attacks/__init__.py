@@ -6,16 +6,15 @@ x_adv = PGD(steps=20)(model, x, y, Linf(0.3))           # for evaluation: stops 
 
 from atlas.attacks.adapters import Adapted, adapt
 from atlas.attacks.apgd import APGD, TargetedAPGD
-from atlas.attacks.attack import Attack, TrainingAttack
+from atlas.attacks.attack import Attack, NewAttempts, State, Step, TrainingAttack
 from atlas.attacks.attack_log import Outcome
-from atlas.attacks.engine import NewAttempts, State, Step, run
+from atlas.attacks.engine import run
 from atlas.attacks.fab import TargetedFAB
 from atlas.attacks.gradients import NotFinite
-from atlas.attacks.margin import MultiTargeted, Untargeted
+from atlas.attacks.margin import MultiTargeted, TargetedShrink, Untargeted
 from atlas.attacks.model_variants import BatchNormMode, Model, frozen
 from atlas.attacks.pgd import FGSM, PGD
 from atlas.attacks.rays import RayS, distance_curve
-from atlas.attacks.shrink import TargetedShrink
 from atlas.attacks.square import Square
 from atlas.attacks.transfer import Transfer
 

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, State, Step
-from atlas.attacks.model_variants import Model
+from atlas.attacks.attack import Attack, Model, NewAttempts, State, Step
 from atlas.errors import UsageError
 from atlas.threat import L2, Linf, Threat
 
+LIBRARIES = ("torchattacks", "foolbox", "art")
 NORMS: dict[str, type[Threat]] = {"linf": Linf, "inf": Linf, "l2": L2, "2": L2, "2.0": L2}
 """What an attack's own norm may be called."""
 
@@ -84,9 +82,8 @@ class Adapted(Attack[State]):
         return State(fresh.x, fresh.y, fresh.x.clone(), fresh.no_steps())
 
     def advance(self, model: Model, state: State, threat: Threat) -> Step[State]:
-        craft = CRAFT[_library(self.theirs)]
         with torch.enable_grad():
-            x_adv = craft(self.theirs, Lent(model), state.x.clone(), state.y.clone(), threat)
+            x_adv = self._craft(Lent(model), state.x.clone(), state.y.clone(), threat)
         if x_adv.shape != state.x.shape:
             raise UsageError(
                 f"{self.name} must return images of shape {tuple(state.x.shape)}, got {tuple(x_adv.shape)}"
@@ -97,6 +94,20 @@ class Adapted(Attack[State]):
         with torch.no_grad():
             logits = model(x_adv)
         return Step(replace(state, x_adv=x_adv, step=state.step + 1), x_adv, logits)
+
+    def _craft(self, model: Lent, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
+        library = _library(self.theirs)
+        if library == "art":
+            return torch.from_numpy(self.theirs.generate(x=x.cpu().numpy(), y=y.cpu().numpy()))
+        if library == "foolbox":
+            wrapped = sys.modules["foolbox"].PyTorchModel(model, bounds=(0, 1), device=x.device)
+            return self.theirs(wrapped, x, y, epsilons=threat.eps)[1]  # type: ignore[no-any-return]
+        own = self.theirs.model
+        self.theirs.set_model(model)
+        try:
+            return self.theirs(x, y)  # type: ignore[no-any-return]
+        finally:
+            self.theirs.set_model(own)
 
 
 class AdaptedBlackBox(Adapted):
@@ -117,37 +128,14 @@ class Lent(nn.Module):
         return self.ask[0](x)
 
 
-def _torchattacks(theirs: Any, model: Lent, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
-    own = theirs.model
-    theirs.set_model(model)
-    try:
-        return theirs(x, y)  # type: ignore[no-any-return]
-    finally:
-        theirs.set_model(own)
-
-
-def _foolbox(theirs: Any, model: Lent, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
-    wrapped = sys.modules["foolbox"].PyTorchModel(model, bounds=(0, 1), device=x.device)
-    _, clipped, _ = theirs(wrapped, x, y, epsilons=threat.eps)
-    return clipped  # type: ignore[no-any-return]
-
-
-def _art(theirs: Any, model: Lent, x: Tensor, y: Tensor, threat: Threat) -> Tensor:
-    return torch.from_numpy(theirs.generate(x=x.cpu().numpy(), y=y.cpu().numpy()))
-
-
-Craft = Callable[[Any, Lent, Tensor, Tensor, Threat], Tensor]
-CRAFT: dict[str, Craft] = {"torchattacks": _torchattacks, "foolbox": _foolbox, "art": _art}
-
-
 def _library(theirs: Any) -> str:
-    """Which library the object is of; its class may be somebody's own, derived from one of the library's."""
+    """Which library the object is of; its class may be derived from one of the library's."""
     for kind in type(theirs).__mro__:
         library = kind.__module__.partition(".")[0]
-        if library in CRAFT:
+        if library in LIBRARIES:
             return library
     got = f"{type(theirs).__module__}.{type(theirs).__qualname__}"
     raise UsageError(
-        f"cannot adapt a {got}, expected an attack object of {', '.join(CRAFT)}. "
+        f"cannot adapt a {got}, expected an attack object of {', '.join(LIBRARIES)}. "
         "Another attack is adapted by a subclass of atlas.attacks.Attack of a few lines"
     )

@@ -10,10 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, State, Step
+from atlas.attacks.attack import Attack, Model, NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
-from atlas.attacks.model_variants import Model
 from atlas.objectives import cross_entropy, dlr, targeted_dlr
 from atlas.threat import Threat, per_example
 
@@ -21,8 +19,7 @@ FIRST_WINDOW, SHRINKAGE, LEAST_WINDOW = 0.22, 0.03, 0.06
 """In shares of all steps: the first window, how much shorter each next one is, and the shortest."""
 ENOUGH_RISES = 0.75
 """A step length is kept if the loss rose in more than this share of the window's steps."""
-NEW = 0.75
-"""The weight of the new direction; the rest is that of the last move."""
+NEW = 0.75  # the weight of the new direction; the rest is that of the last move
 
 
 def check_windows(steps: int) -> list[int]:
@@ -39,25 +36,16 @@ def check_windows(steps: int) -> list[int]:
 class APGDState(State):
     """Lanes of APGD; what is no image or gradient is [B]."""
 
-    x_last: Tensor
-    """Where the last step was taken from."""
-    x_best: Tensor
-    """Where the loss was highest."""
-    gradient_best: Tensor
-    """The gradient there."""
+    x_last: Tensor  # where the last step was taken from
+    x_best: Tensor  # where the loss was highest
+    gradient_best: Tensor  # the gradient there
     loss_best: Tensor
-    loss_last: Tensor
-    """The loss at the last point."""
-    loss_checked: Tensor
-    """`loss_best` at the last check."""
-    rises: Tensor
-    """In how many steps since the last check the loss rose, int64."""
-    halved: Tensor
-    """Whether the last check halved the step, bool."""
-    size: Tensor
-    """The length of the step."""
-    target: Tensor
-    """The class to reach, int64; the label itself where none is aimed at."""
+    loss_last: Tensor  # the loss at the last point
+    loss_checked: Tensor  # loss_best at the last check
+    rises: Tensor  # in how many steps since the last check the loss rose, int64
+    halved: Tensor  # whether the last check halved the step, bool
+    size: Tensor  # the length of the step
+    target: Tensor  # the class to reach, int64; the label itself where none is aimed at
 
 
 class AutoPGD(Attack[APGDState]):
@@ -79,8 +67,8 @@ class AutoPGD(Attack[APGDState]):
     restarts: int
 
     @abstractmethod
-    def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:
-        """The loss that is climbed, [B]."""
+    def loss_of(self, logits_adv: Tensor, state: APGDState) -> Tensor:
+        """What is climbed, [B]."""
 
     def aims(self, model: Model, fresh: NewAttempts) -> Tensor:
         """The class that each lane is to reach, int64 [B]."""
@@ -88,9 +76,7 @@ class AutoPGD(Attack[APGDState]):
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> APGDState:
         x, zeros = fresh.x, torch.zeros_like(fresh.y, dtype=fresh.x.dtype)
-        noise = threat.noise(x, fresh.rng)
-        length = threat.distance(noise, torch.zeros_like(x)).clamp_min_(torch.finfo(x.dtype).tiny)
-        x_adv = threat.project(x + noise * per_example(threat.eps / length, x), x)
+        x_adv = threat.project(x + threat.random_direction(x, fresh.rng, threat.eps), x)
         return APGDState(
             *(x, fresh.y, x_adv, fresh.no_steps()),
             x_last=x_adv,
@@ -106,8 +92,8 @@ class AutoPGD(Attack[APGDState]):
         )
 
     def advance(self, model: Model, state: APGDState, threat: Threat) -> Step[APGDState]:
-        logits, gradient = input_gradient(model, state.x_adv, lambda logits: self.climbed(logits, state))
-        noted = _note(state, self.climbed(logits, state), gradient)
+        logits, gradient = input_gradient(model, state.x_adv, lambda logits: self.loss_of(logits, state))
+        noted = _note(state, self.loss_of(logits, state), gradient)
         checked, back = self._check(noted)
         x_from = state.x_adv
         if back.any():
@@ -118,7 +104,11 @@ class AutoPGD(Attack[APGDState]):
 
     def _check(self, state: APGDState) -> tuple[APGDState, Tensor]:
         """The lanes after a check of those whose window ends here, and which go back to their best point."""
-        window = self._window_that_ends_at(state.step)
+        windows = check_windows(self.steps)
+        # The length of the window that ends with the point of a step, else 0.
+        lengths = torch.zeros(self.steps + 1, dtype=torch.int64, device="cpu")
+        lengths[list(accumulate(windows))] = torch.tensor(windows, device="cpu")
+        window = lengths.to(state.step.device)[state.step.clamp(max=self.steps)]
         due = window > 0
         stalled = ~state.halved & (state.loss_checked >= state.loss_best)
         halve = due & (stalled | (state.rises <= ENOUGH_RISES * window))
@@ -130,13 +120,6 @@ class AutoPGD(Attack[APGDState]):
             size=torch.where(halve, state.size / 2, state.size),
         )
         return checked, halve
-
-    def _window_that_ends_at(self, step: Tensor) -> Tensor:
-        """The length of the window that ends with the point of this step, else 0, int64 [B]."""
-        windows = check_windows(self.steps)
-        table = torch.zeros(self.steps + 1, dtype=torch.int64, device="cpu")
-        table[list(accumulate(windows))] = torch.tensor(windows, device="cpu")
-        return table.to(step.device)[step.clamp(max=self.steps)]
 
 
 def _note(state: APGDState, loss: Tensor, gradient: Tensor) -> APGDState:
@@ -174,7 +157,7 @@ class APGD(AutoPGD):
     steps: int = 100
     restarts: int = 1
 
-    def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:
+    def loss_of(self, logits_adv: Tensor, state: APGDState) -> Tensor:
         return (cross_entropy if self.loss == "ce" else dlr)(logits_adv, state.y)
 
 
@@ -191,8 +174,8 @@ class TargetedAPGD(AutoPGD):
     restarts: int = 1
 
     def aims(self, model: Model, fresh: NewAttempts) -> Tensor:
-        likeliest = fresh.likeliest_wrong(model, self.targets)
-        return likeliest.gather(1, fresh.attempt[:, None] // self.restarts)[:, 0]
+        first = replace(fresh, attempt=fresh.attempt // self.restarts)
+        return first.targets(model, self.targets)[0]
 
-    def climbed(self, logits_adv: Tensor, state: APGDState) -> Tensor:
+    def loss_of(self, logits_adv: Tensor, state: APGDState) -> Tensor:
         return targeted_dlr(logits_adv, state.y, state.target)

@@ -11,30 +11,22 @@ from torch import Tensor
 from atlas.attacks.gradients import NotFinite
 from atlas.objectives import margin
 
-CLEAN = -1
-"""The attempt that is noted for an example that was wrong before any attack."""
-SURVIVED = -2
-"""The attempt that is noted for an example that no attempt has fooled."""
-BROKEN = -3
-"""The attempt that is noted for an example at which the model gave NaN or infinity."""
-NONE = torch.iinfo(torch.int64).max
-"""No attempt has ended the example so far."""
+# What is noted as the attempt of an example that was wrong before any attack, that no attempt has fooled,
+# and at which the model gave NaN or infinity.
+CLEAN, SURVIVED, BROKEN = -1, -2, -3
+NONE = torch.iinfo(torch.int64).max  # no attempt has ended the example so far
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What became of each example; all tensors have the example first."""
 
-    attempt: Tensor
-    """Which attempt fooled it, int64 [N]; or CLEAN, SURVIVED or BROKEN."""
-    step: Tensor
-    """At which step of that attempt, int64 [N]; -1 where none did."""
+    attempt: Tensor  # which attempt fooled it, int64 [N]; or CLEAN, SURVIVED or BROKEN
+    step: Tensor  # at which step of that attempt, int64 [N]; -1 where none did
     margin: Tensor
     """max_{i != y} f_i - f_y, [N]: at the image that fools; else the largest at the end of any attempt."""
-    queries: Tensor
-    """Forward passes that the attempts up to that one took, int64 [N]."""
-    x_adv: Tensor
-    """The image that fools the model; where none was found, the end of the last attempt."""
+    queries: Tensor  # forward passes that the attempts up to that one took, int64 [N]
+    x_adv: Tensor  # the image that fools the model; where none was found, the end of the last attempt
 
     @property
     def robust(self) -> Tensor:
@@ -72,7 +64,6 @@ class AttackLog:
         self.broken = ~logits.isfinite().all(1)
         self.wrong = (logits.argmax(1) != y) & ~self.broken
         self.to_attack = (~self.wrong & ~self.broken).nonzero()[:, 0]
-        """The examples to attack."""
         self.ended_by = torch.full_like(y, NONE)
         self.step = torch.full_like(y, -1)
         self.margin = margin(logits, y)
@@ -86,9 +77,9 @@ class AttackLog:
         """The examples whose verdict is open, bool [N]."""
         return (self.open_attempts > 0) & (self.ended_by == NONE)
 
-    def unbeaten(self) -> Tensor:
-        """The examples that no attempt has ended so far, int64 indices."""
-        return self.to_attack[self.ended_by[self.to_attack] == NONE]
+    def unbeaten(self) -> int:
+        """How many examples no attempt has ended so far."""
+        return int((self.ended_by[self.to_attack] == NONE).sum())
 
     def matters(self, example: Tensor, attempt: Tensor) -> Tensor:
         """Whether these attempts can still change the log, bool."""
@@ -128,4 +119,4 @@ class AttackLog:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         for name in self.NAMES:
-            setattr(self, name, tensors[name].to(self.x_adv.device))
+            setattr(self, name, tensors[name])

@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Self
 
 import torch
 from torch import Tensor
-from typing_extensions import TypeVar
 
+from atlas.attacks.attack import Attack, NewAttempts, State, Step
 from atlas.attacks.attack_log import AttackLog, Outcome
 from atlas.attacks.gradients import NotFinite, finite
+from atlas.attacks.inputs import check_classes
 from atlas.attacks.model_variants import Model, frozen, full_float32
 from atlas.config import check_counts
 from atlas.errors import DataError
@@ -28,88 +28,10 @@ from atlas.objectives import margin
 from atlas.rng import Rng, streams
 from atlas.threat import Threat, check_pixels
 
-if TYPE_CHECKING:
-    from atlas.attacks.attack import Attack
-
-
-@dataclass(frozen=True)
-class NewAttempts:
-    """Attempts that are about to begin, one per lane."""
-
-    x: Tensor
-    """The clean images [B, ...]."""
-    y: Tensor
-    """Their labels, int64 [B]."""
-    rng: Rng
-    """A stream for each (example, attempt)."""
-    attempt: Tensor
-    """Which attempt on its example each is, from 0, int64 [B]: a restart, a target, or both."""
-    logits: Tensor | None = None
-    """f(x) [B, C], where it is at hand."""
-
-    def clean_logits(self, model: Model) -> Tensor:
-        """f(x), computed only where it is not at hand."""
-        if self.logits is not None:
-            return self.logits
-        with torch.no_grad():
-            return model(self.x)
-
-    def likeliest_wrong(self, model: Model, most: int | None = None) -> Tensor:
-        """The wrong classes by their clean logits, the largest first, at most so many: int64 [B, count]."""
-        wrong = self.clean_logits(model).scatter(1, self.y[:, None], -torch.inf)
-        count = wrong.shape[1] - 1
-        return wrong.topk(count if most is None else min(most, count)).indices
-
-    def no_steps(self) -> Tensor:
-        """The step counter of a new state, int64 [B]."""
-        return torch.zeros_like(self.y)
-
-
-@dataclass(frozen=True)
-class State:
-    """Lanes under attack. An attack that has to remember more adds fields in a subclass."""
-
-    x: Tensor
-    """The clean images [B, ...]."""
-    y: Tensor
-    """Their labels, int64 [B]."""
-    x_adv: Tensor
-    """Where the attack is now."""
-    step: Tensor
-    """Steps taken so far, int64 [B]."""
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The state by name; a field that is None is left out."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    def select(self, which: Tensor) -> Self:
-        """The lanes of these indices."""
-        # Several times faster than value[which].
-        return replace(self, **{k: v.index_select(0, which) for k, v in self.tensors().items()})
-
-    def join(self, other: Self) -> Self:
-        """These lanes, then the other's."""
-        more = other.tensors()
-        return replace(self, **{k: torch.cat([v, more[k]]) for k, v in self.tensors().items()})
-
-
-S = TypeVar("S", bound=State, default=Any)
-"""The state of an attack."""
-
-
-class Step(NamedTuple, Generic[S]):
-    """What one step of all lanes gave."""
-
-    state: S
-    """The lanes, a step on."""
-    x_tried: Tensor
-    """The points at which the model was asked."""
-    logits: Tensor
-    """What it answered there, [B, C]."""
+VERSION = 1
+"""Of the engine and of the threats. As `Attack.version`, for all attacks at once."""
+IDLE_LANES = 16
+"""Dead lanes are replaced once they are one in so many: one by one would cost more than it saves."""
 
 
 @dataclass
@@ -128,22 +50,11 @@ class Lanes:
         return Lanes(self.example[which], self.attempt[which], self.live[which], self.state.select(which))
 
     def join(self, other: Lanes) -> Lanes:
-        return Lanes(
-            torch.cat([self.example, other.example]),
-            torch.cat([self.attempt, other.attempt]),
-            torch.cat([self.live, other.live]),
-            self.state.join(other.state),
-        )
+        pairs = zip(self.numbers().values(), other.numbers().values(), strict=True)
+        return Lanes(*map(torch.cat, pairs), self.state.join(other.state))
 
-    def tensors(self) -> dict[str, Tensor]:
-        own = {"example": self.example, "attempt": self.attempt, "live": self.live}
-        return own | {f"state.{name}": value for name, value in self.state.tensors().items()}
-
-
-VERSION = 1
-"""Of the engine and of the threats. As `Attack.version`, for all attacks at once."""
-IDLE_LANES = 16
-"""Dead lanes are replaced once they are one in so many: one by one would cost more than it saves."""
+    def numbers(self) -> dict[str, Tensor]:
+        return {"example": self.example, "attempt": self.attempt, "live": self.live}
 
 
 def run(
@@ -208,18 +119,13 @@ class Engine:
         self.search = model if search is None else search
         self.x, self.y, self.rng, self.batch_size = x, y, rng, batch_size
         self.logits = predict(model, x, batch_size) if logits is None else logits
-        if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.logits.shape[1]:
-            raise DataError(
-                f"labels go from {int(y.min())} to {int(y.max())} and the model has {self.logits.shape[1]} "
-                "classes: is it the model of this data set?"
-            )
+        check_classes(y, self.logits.shape[1])
         attempts = 0 if threat.eps == 0 else attack.attempts(self.logits.shape[1])
         self.log = AttackLog(x, y, self.logits, attempts)
         # Attempts wait in the order (attempt, example); the first of them have been taken.
         self.all, self.taken = len(self.log.to_attack) * attempts, 0
         self.lanes: Lanes | None = None
-        # Lanes that are done and await the last look at their points.
-        self.finishing: list[Lanes] = []
+        self.finishing: list[Lanes] = []  # lanes that are done and await the last look at their points
 
     @property
     def finished(self) -> bool:
@@ -233,7 +139,7 @@ class Engine:
     @property
     def robust(self) -> int:
         """Examples that nothing has fooled so far."""
-        return len(self.log.unbeaten())
+        return self.log.unbeaten()
 
     @property
     def share_done(self) -> float:
@@ -243,25 +149,22 @@ class Engine:
             left -= float((self.lanes.state.step[self.lanes.live] / self.attack.steps).clamp(max=1).sum())
         return 1 - max(left, 0.0) / max(self.all, 1)
 
-    def step(self) -> None:
-        """Advance all lanes by one step, note what is found, and let waiting attempts in."""
-        with full_float32() if self.attack.needs_precision else nullcontext():
-            self._step()
-
-    def _step(self) -> None:
-        if self.lanes is None:
-            self._fill()
-        live = self.lanes.live if self.lanes else None
-        if self.lanes:
-            self._advance(self.lanes)
-        if self.finishing:
-            self._look_at_last()
-        if self.lanes and self.lanes.live is not live:
-            self._fill()
-
     def outcome(self) -> Outcome:
         steps, forwards = self.attack.steps, self.attack.forwards
         return self.log.outcome(steps, forwards, steps * forwards + self.attack.looks_at_last)
+
+    def step(self) -> None:
+        """Advance all lanes by one step, note what is found, and let waiting attempts in."""
+        with full_float32() if self.attack.needs_precision else nullcontext():
+            if self.lanes is None:
+                self._fill()
+            live = self.lanes.live if self.lanes else None
+            if self.lanes:
+                self._advance(self.lanes)
+            if self.finishing:
+                self._look_at_last()
+            if self.lanes and self.lanes.live is not live:
+                self._fill()
 
     def _fill(self) -> None:
         """Drop dead lanes and start waiting attempts, once there are enough of them to be worth it."""
@@ -273,20 +176,16 @@ class Engine:
             if live < len(self.lanes):
                 self.lanes = self.lanes.select(_where(self.lanes.live)) if live else None
         while self.taken < self.all and (free := self.batch_size - len(self.lanes or ())):
-            self._start(free)
+            numbers = torch.arange(self.taken, min(self.taken + free, self.all), device=self.x.device)
+            self.taken += len(numbers)
+            examples = self.log.to_attack
+            example, attempt = examples[numbers % len(examples)], numbers // len(examples)
+            needed = _where(self.log.matters(example, attempt))
+            if len(needed):
+                new = self._start(example[needed], attempt[needed])
+                self.lanes = self.lanes.join(new) if self.lanes else new
 
-    def _start(self, count: int) -> None:
-        """Take up to `count` waiting attempts, and start those that still matter."""
-        numbers = torch.arange(self.taken, min(self.taken + count, self.all), device=self.x.device)
-        self.taken += len(numbers)
-        examples = self.log.to_attack
-        example, attempt = examples[numbers % len(examples)], numbers // len(examples)
-        needed = _where(self.log.matters(example, attempt))
-        if len(needed):
-            fresh = self._new(example[needed], attempt[needed])
-            self.lanes = self.lanes.join(fresh) if self.lanes else fresh
-
-    def _new(self, example: Tensor, attempt: Tensor) -> Lanes:
+    def _start(self, example: Tensor, attempt: Tensor) -> Lanes:
         rng = self.rng[example].fold("restart", attempt)
         fresh = NewAttempts(self.x[example], self.y[example], rng, attempt, self.logits[example])
         state = self.attack.start(self.search, fresh, self.threat)
@@ -296,23 +195,24 @@ class Engine:
         try:
             step = self.attack.advance(self.search, lanes.state, self.threat)
             finite(step.logits)
-        except NotFinite as error:
-            self._drop(lanes, error.lanes)
+        except NotFinite as error:  # those lanes end their examples; the others take the step again
+            bad = lanes.select(_where(error.lanes & lanes.live))
+            self._end(bad, bad.state.x_adv, torch.full_like(bad.example, torch.nan, dtype=self.x.dtype))
+            kept = _where(lanes.live & ~error.lanes)
+            self.lanes = lanes.select(kept) if len(kept) else None
             return
-        self._note_claims(lanes, step)
+        self._check_claims(lanes, step)
         lanes.state = step.state
         done = _where(self.attack.done(step.state) & lanes.live)
         if len(done):
-            self._finish(lanes, done, step)
+            ended = lanes.select(done)
+            lanes.live = lanes.live.index_fill(0, done, False)
+            if not self.attack.looks_at_last:  # the point tried last may lie outside the ball
+                x_adv = self.threat.project(step.x_tried[done], ended.state.x)
+                ended.state = replace(ended.state, x_adv=x_adv)
+            self.finishing.append(ended)
 
-    def _drop(self, lanes: Lanes, broken: Tensor) -> None:
-        """Lanes with NaN or infinity end their examples; the others take the step again without them."""
-        bad = lanes.select(_where(broken & lanes.live))
-        self._note(bad, bad.state.x_adv, torch.full_like(bad.example, torch.nan, dtype=self.x.dtype))
-        kept = _where(lanes.live & ~broken)
-        self.lanes = lanes.select(kept) if len(kept) else None
-
-    def _note_claims(self, lanes: Lanes, step: Step) -> None:
+    def _check_claims(self, lanes: Lanes, step: Step) -> None:
         """A claim counts in ball and box, if a separate forward pass bears it out. Other lanes continue."""
         which = _where((step.logits.argmax(1) != lanes.state.y) & lanes.live)
         if len(which):
@@ -321,27 +221,14 @@ class Engine:
             logits, y = predict(self.model, step.x_tried[which], self.batch_size), lanes.state.y[which]
             wrong = _where(logits.argmax(1) != y)
             which = which[wrong]
-            self._note(lanes.select(which), step.x_tried[which], margin(logits, y)[wrong])
+            self._end(lanes.select(which), step.x_tried[which], margin(logits, y)[wrong])
 
-    def _note(self, lanes: Lanes, x_adv: Tensor, margins: Tensor) -> None:
+    def _end(self, lanes: Lanes, x_adv: Tensor, margins: Tensor) -> None:
         """These lanes end their examples; lanes of later attempts on them are dead."""
         self.log.fooled(lanes.example, lanes.attempt, lanes.state.step, x_adv, margins)
         for others in [self.lanes, *self.finishing]:
             if others:
                 others.live = others.live & self.log.matters(others.example, others.attempt)
-
-    def _finish(self, lanes: Lanes, done: Tensor, step: Step) -> None:
-        """Lanes that are done await a look at where they end.
-
-        Where the attack is not due one, that is the point that it tried last, moved into the ball: it may lie
-        outside, where its answer says nothing about the example.
-        """
-        ended = lanes.select(done)
-        lanes.live = lanes.live.index_fill(0, done, False)
-        if not self.attack.looks_at_last:
-            x_adv = self.threat.project(step.x_tried[done], ended.state.x)
-            ended.state = replace(ended.state, x_adv=x_adv)
-        self.finishing.append(ended)
 
     def _look_at_last(self) -> None:
         """Query the model at the last points, which a loop of steps never does, once they fill a batch."""
@@ -349,10 +236,7 @@ class Engine:
         if busy and sum(map(len, self.finishing)) < self.batch_size:
             return
         lanes = reduce(Lanes.join, self.finishing)
-        self.finishing = []
-        self._judge(lanes.select(_where(lanes.live)))
-
-    def _judge(self, lanes: Lanes) -> None:
+        lanes, self.finishing = lanes.select(_where(lanes.live)), []
         if not len(lanes):
             return
         x_adv, y = lanes.state.x_adv, lanes.state.y
@@ -361,7 +245,7 @@ class Engine:
         margins = margin(logits, y).masked_fill(broken, torch.nan)
         over = broken | (self.threat.contains(x_adv, lanes.state.x) & (logits.argmax(1) != y))
         fallen, rest = _where(over), _where(~over)
-        self._note(lanes.select(fallen), x_adv[fallen], margins[fallen])
+        self._end(lanes.select(fallen), x_adv[fallen], margins[fallen])
         self.log.withstood(lanes.example[rest], lanes.attempt[rest], x_adv[rest], margins[rest])
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -370,27 +254,28 @@ class Engine:
         finishing = reduce(Lanes.join, self.finishing) if self.finishing else None
         for name, lanes in {"lanes": self.lanes, "finishing": finishing}.items():
             if lanes:
-                tensors |= {f"{name}.{key}": value for key, value in lanes.tensors().items()}
+                tensors |= {f"{name}.{key}": value for key, value in lanes.numbers().items()}
+                tensors |= {f"{name}.state.{key}": value for key, value in lanes.state.tensors().items()}
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a snapshot."""
+        """Continue from a snapshot."""
+        tensors = {name: value.to(self.x.device) for name, value in tensors.items()}
         self.log.restore(tensors)
         self.taken = int(tensors["taken"])
         self.lanes = self._restored("lanes.", tensors)
         finishing = self._restored("finishing.", tensors)
         self.finishing = [finishing] if finishing else []
 
-    def _restored(self, prefix: str, tensors: Mapping[str, Tensor]) -> Lanes | None:
-        own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    def _restored(self, name: str, tensors: Mapping[str, Tensor]) -> Lanes | None:
+        own = {k.removeprefix(name): v for k, v in tensors.items() if k.startswith(name)}
         if not own:
             return None
-        own = {name: value.to(self.x.device) for name, value in own.items()}
-        state = {k.removeprefix("state."): v for k, v in own.items() if k.startswith("state.")}
-        like = self._new(own["example"][:1], own["attempt"][:1]).state
+        numbers = own.pop("example"), own.pop("attempt"), own.pop("live")
+        like = self._start(numbers[0][:1], numbers[1][:1]).state
         # What an older version did not keep is not there.
-        kept: dict[str, Any] = dict.fromkeys(like.tensors()) | state
-        return Lanes(own["example"], own["attempt"], own["live"], replace(like, **kept))
+        kept = dict.fromkeys(like.tensors()) | {k.removeprefix("state."): v for k, v in own.items()}
+        return Lanes(*numbers, replace(like, **kept))
 
 
 def _where(mask: Tensor) -> Tensor:

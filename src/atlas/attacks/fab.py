@@ -8,25 +8,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, State, Step
+from atlas.attacks.attack import Attack, Model, NewAttempts, State, Step
 from atlas.attacks.gradients import input_gradient
-from atlas.attacks.model_variants import Model
 from atlas.errors import UsageError
 from atlas.objectives import targeted_margin
-from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat, per_example
 
 SHORTEST = 1e-8
 """Steps count as at least so long when two of them are weighed, so that 0 / 0 is not met."""
+NEWTON_STEPS = 100  # a cap; four to fourteen are taken
 
 
 @dataclass(frozen=True)
 class FABState(State):
     """Lanes on their way to a boundary."""
 
-    target: Tensor
-    """The class beyond the boundary, int64 [B]."""
+    target: Tensor  # the class beyond the boundary, int64 [B]
 
 
 @dataclass(frozen=True)
@@ -67,13 +64,12 @@ class TargetedFAB(Attack[FABState]):
             raise UsageError(f"eta must be >= 1, to reach the boundary, and finite, got {self.eta}")
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> FABState:
-        likeliest = fresh.likeliest_wrong(model, self.targets)
-        rank, restart = fresh.attempt % likeliest.shape[1], fresh.attempt // likeliest.shape[1]
-        target = likeliest.gather(1, rank[:, None])[:, 0]
+        target, restart = fresh.targets(model, self.targets)
         x_adv = fresh.x.clone()
         again = (restart > 0).nonzero()[:, 0]
         if len(again):
-            x_adv[again] = _half_way(fresh.x[again], threat, fresh.rng[again])
+            half_way = threat.random_direction(fresh.x[again], fresh.rng[again], threat.eps / 2)
+            x_adv[again] = half_way.add_(fresh.x[again]).clamp_(0, 1)
         return FABState(fresh.x, fresh.y, x_adv, fresh.no_steps(), target)
 
     def advance(self, model: Model, state: FABState, threat: Threat) -> Step[FABState]:
@@ -99,17 +95,6 @@ class TargetedFAB(Attack[FABState]):
         a = (lengths[:, :1] / lengths.sum(1, keepdim=True)).clamp_max(self.alpha_max)
         ends = points.add_(d, alpha=self.eta)
         return torch.lerp(ends[:, 0], ends[:, 1], a).clamp_(0, 1).view_as(state.x)
-
-
-def _half_way(x: Tensor, threat: Threat, rng: Rng) -> Tensor:
-    """Random points at half the radius, cut by the box."""
-    noise = threat.noise(x, rng)
-    length = threat.distance(noise, torch.zeros_like(noise)).clamp_min_(torch.finfo(x.dtype).tiny)
-    return noise.mul_(per_example(threat.eps / 2 / length, x)).add_(x).clamp_(0, 1)
-
-
-NEWTON_STEPS = 100
-"""A cap; four to fourteen are taken."""
 
 
 def shortest_steps(threat: Threat, points: Tensor, w: Tensor, gap: Tensor) -> tuple[Tensor, Tensor]:

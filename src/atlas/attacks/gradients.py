@@ -3,83 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from atlas.attacks.model_variants import Model
-from atlas.errors import UsageError
+from atlas.errors import NumericError, UsageError
 
 if TYPE_CHECKING:
     from atlas.attacks.attack import Attack
-from atlas.errors import NumericError
 
 
-def input_gradient(
-    model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    """f(x_adv) [B, C], and the gradient of objective(f(x_adv)) [B] with respect to x_adv; both finite."""
-    logits, gradient = _input_gradient(model, x_adv, objective)
-    return logits, finite(gradient)
+class NoGradients(UsageError):
+    """A model whose outputs do not follow from the images by differentiable operations."""
 
+    def __init__(self, attack: str = "the attack") -> None:
+        from atlas.attacks import ATTACKS  # not above: the registry is made of attacks, and those import this
 
-def input_gradients(
-    model: Model, x: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor], batch_size: int
-) -> Tensor:
-    """The gradient of objective(f(x), y) [N] with respect to x, at most `batch_size` images at a time."""
-    gradients = []
-    for part, labels in zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True):
-        _, gradient = _input_gradient(model, part, partial(_of_labels, objective, labels))
-        gradients.append(gradient)
-    return finite(torch.cat(gradients))
-
-
-def _of_labels(objective: Callable[[Tensor, Tensor], Tensor], y: Tensor, logits: Tensor) -> Tensor:
-    return objective(logits, y)
-
-
-def _input_gradient(
-    model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
-    x_adv = x_adv.detach().requires_grad_()
-    with torch.enable_grad():
-        logits = model(x_adv)
-        gradient = _gradient(objective(logits).sum(), x_adv)
-    if gradient is None:
-        raise UsageError(f"the attack needs gradients and {_none()}")
-    return logits.detach(), gradient
-
-
-def _gradient(total: Tensor, x: Tensor) -> Tensor | None:
-    return torch.autograd.grad(total, x, allow_unused=True)[0] if total.requires_grad else None
-
-
-def has_gradients(model: Model, x: Tensor) -> bool:
-    """Whether the model's outputs can be differentiated with respect to images such as x [B, ...]."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        return _gradient(model(x).sum(), x) is not None
-
-
-def check_gradients(model: Model, attack: Attack, x: Tensor) -> None:
-    """Refuse a white-box attack on a model without gradients. The model is asked once, at the first of x."""
-    if not attack.white_box or not len(x) or has_gradients(model, x[:1]):
-        return
-    raise UsageError(f"{type(attack).__name__} needs gradients and {_none()}")
-
-
-def _none() -> str:
-    """Why the model gives no gradients, and what to do."""
-    from atlas.attacks import ATTACKS  # not above: the registry is made of attacks, and those import this
-
-    others = [name for name, kind in ATTACKS.items() if not kind.white_box]
-    return (
-        "the model gives none: its outputs do not follow from the images by differentiable operations (an "
-        "ONNX file, or no_grad or detach in forward); choose attacks that only need its answers: "
-        f"{', '.join(others)}"
-    )
+        others = ", ".join(name for name, kind in ATTACKS.items() if not kind.white_box)
+        super().__init__(
+            f"{attack} needs gradients and the model gives none: its outputs do not follow from the images "
+            "by differentiable operations (an ONNX file, or no_grad or detach in forward); choose attacks "
+            f"that only need its answers: {others}"
+        )
 
 
 class NotFinite(NumericError):
@@ -104,3 +51,50 @@ def finite(values: Tensor) -> Tensor:
         if lanes.any():
             raise NotFinite(lanes)
     return values
+
+
+def input_gradient(
+    model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """f(x_adv) [B, C], and the gradient of objective(f(x_adv)) [B] with respect to x_adv; both finite."""
+    logits, gradient = _input_gradient(model, x_adv, objective)
+    return logits, finite(gradient)
+
+
+def input_gradients(
+    model: Model, x: Tensor, y: Tensor, objective: Callable[[Tensor, Tensor], Tensor], batch_size: int
+) -> Tensor:
+    """The gradient of objective(f(x), y) [N] with respect to x, at most `batch_size` images at a time."""
+
+    def gradient(part: Tensor, labels: Tensor) -> Tensor:
+        return _input_gradient(model, part, lambda logits: objective(logits, labels))[1]
+
+    return finite(torch.cat(list(map(gradient, x.split(batch_size), y.split(batch_size)))))
+
+
+def _input_gradient(
+    model: Model, x_adv: Tensor, objective: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    x_adv = x_adv.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = model(x_adv)
+        total = objective(logits).sum()
+        gradient = torch.autograd.grad(total, x_adv, allow_unused=True)[0] if total.requires_grad else None
+    if gradient is None:
+        raise NoGradients
+    return logits.detach(), gradient
+
+
+def has_gradients(model: Model, x: Tensor) -> bool:
+    """Whether the model's outputs can be differentiated with respect to images such as x [B, ...]."""
+    try:
+        _input_gradient(model, x, torch.Tensor.sum)
+    except NoGradients:
+        return False
+    return True
+
+
+def check_gradients(model: Model, attack: Attack, x: Tensor) -> None:
+    """Refuse a white-box attack on a model without gradients. The model is asked once, at the first of x."""
+    if attack.white_box and len(x) and not has_gradients(model, x[:1]):
+        raise NoGradients(type(attack).__name__)

@@ -28,18 +28,9 @@ def checked_inputs(x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor
     """x, and y as int64, if an attack or a loss can work with them."""
     check_autograd()
     check_threat(threat)
-    y = _checked_labels(x, y)
-    if not x.is_floating_point():
-        raise DataError(f"images must be floats in [0, 1], got {describe(x)}: convert them with x / 255")
-    check_pixels(x)
-    # Autograd refuses tensors that were made in inference mode, but not copies of them.
-    x, y = (tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
-    return x, y
-
-
-def _checked_labels(x: object, y: object) -> Tensor:
-    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
-        kinds = f"{type(x).__name__} and {type(y).__name__}"
+    given: tuple[object, object] = x, y
+    if not all(isinstance(value, Tensor) for value in given):
+        kinds = " and ".join(type(value).__name__ for value in given)
         raise DataError(f"images [B, C, H, W] and labels [B] must be tensors, got {kinds}")
     if y.dtype not in INTEGERS or x.ndim < 2 or y.shape != x.shape[:1]:
         raise DataError(
@@ -48,7 +39,21 @@ def _checked_labels(x: object, y: object) -> Tensor:
         )
     if len(y) and y.amin() < 0:
         raise DataError(f"labels must be >= 0, got labels from {int(y.amin())} to {int(y.amax())}")
-    return y.to(torch.int64)
+    if not x.is_floating_point():
+        raise DataError(f"images must be floats in [0, 1], got {describe(x)}: convert them with x / 255")
+    check_pixels(x)
+    # Autograd refuses tensors that were made in inference mode, but not copies of them.
+    x, y = (tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
+    return x, y.to(torch.int64)
+
+
+def check_classes(y: Tensor, classes: int) -> None:
+    """Refuse labels that are none of the model's classes."""
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < classes:
+        raise DataError(
+            f"labels go from {int(y.min())} to {int(y.max())} and the model has {classes} classes, expected "
+            f"labels 0 to {classes - 1}: is it the model of this data set?"
+        )
 
 
 @contextmanager
@@ -59,14 +64,8 @@ def explained(model: Model, x: Tensor, y: Tensor) -> Iterator[None]:
     except AtlasError:
         raise
     except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        classes = answer(model, x).shape[1]
-        if int(y.amax()) >= classes:
-            raise DataError(
-                f"labels go up to {int(y.amax())} and the model has {classes} classes, expected labels 0 to "
-                f"{classes - 1}: is it the model of this data set?"
-            ) from None
+        if not is_out_of_memory(error):
+            check_classes(y, answer(model, x).shape[1])
         raise
 
 
@@ -82,14 +81,11 @@ def answer(model: Model, x: Tensor) -> Tensor:
     except Exception as error:  # a model can raise anything
         if is_out_of_memory(error):
             raise
-        dtype = weight_dtype(model)
-        hint = (
-            ""
-            if dtype == x.dtype
-            else (
-                f": its weights are {dtype}, so give lambda x: model(x.to({dtype})).float(), or model.float()"
+        kind, hint = weight_dtype(model), ""
+        if kind != x.dtype:
+            hint = (
+                f": its weights are {kind}, so give lambda x: model(x.to({kind})).float(), or model.float()"
             )
-        )
         raise UsageError(
             f"the model failed on images {describe(x)} on {x.device} with {type(error).__name__}: {error}; "
             f"{EXPECTED}{hint}"
@@ -116,12 +112,10 @@ def answer(model: Model, x: Tensor) -> Tensor:
 
 def _logits_in(outputs: Any, n: int) -> int | str:
     """Where among several outputs the logits [n, classes] seem to be: a place or a key."""
-    entries = (
-        list(outputs.items() if isinstance(outputs, Mapping) else enumerate(outputs))
-        if isinstance(outputs, Mapping | Sequence)
-        else []
-    )
-    fitting = [
-        key for key, value in entries if isinstance(value, Tensor) and value.ndim == 2 and len(value) == n
-    ]
-    return next((key for key in fitting if isinstance(key, int | str)), 0)
+    entries: Any = outputs.items() if isinstance(outputs, Mapping) else ()
+    if isinstance(outputs, Sequence):
+        entries = enumerate(outputs)
+    for key, value in entries:
+        if isinstance(key, int | str) and isinstance(value, Tensor) and value.ndim == 2 and len(value) == n:
+            return key
+    return 0

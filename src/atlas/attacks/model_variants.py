@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
@@ -21,11 +21,10 @@ BatchNormMode = Literal["eval", "train"]
 FAST_CONV_GRAD = True
 """Whether an attack may lend the layers of a model the class `FastGradConv2d`, which is faster. Turn it off
 where a model depends on the exact class of its convolutions."""
-
-
-def is_random(model: Model) -> bool:
-    """Whether the model says of itself, by an attribute `random`, that it answers otherwise each time."""
-    return bool(getattr(model, "random", False))
+WIDE = 32
+"""Channels from which on channels last pays: docs/speed.md has how much, on two networks."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+"""In which precision an attack may search."""
 
 
 def check_autograd() -> None:
@@ -34,14 +33,6 @@ def check_autograd() -> None:
         raise UsageError(
             "attacks and losses need gradients, which torch.inference_mode() rules out: call them outside of "
             "it; torch.no_grad() is fine for attacks"
-        )
-
-
-def _check_weights(model: nn.Module) -> None:
-    if any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()]):
-        raise UsageError(
-            "the model was made inside torch.inference_mode(), so no gradient can be taken through it: build "
-            "it and load its weights outside"
         )
 
 
@@ -63,7 +54,11 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fast_conv_grad: bool =
     if not isinstance(model, nn.Module):
         yield
         return
-    _check_weights(model)
+    if any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()]):
+        raise UsageError(
+            "the model was made inside torch.inference_mode(), so no gradient can be taken through it: build "
+            "it and load its weights outside"
+        )
     modes = [(module, module.training) for module in model.modules()]
     slow = slow_convolutions(model) if fast_conv_grad else []
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -87,7 +82,12 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fast_conv_grad: bool =
         for module, training in modes:
             module.training = training
         for module, name, buffer, before in buffers:
-            _restore(module, name, buffer, before)
+            if getattr(module, name) is not buffer:
+                setattr(module, name, buffer)
+            # Not if it is the same: a graph that the caller is going to go back through may hold the buffer.
+            if not torch.equal(buffer, before):
+                with torch.no_grad():
+                    buffer.copy_(before)
 
 
 def _switch(model: nn.Module, training: bool) -> None:
@@ -100,29 +100,18 @@ def _switch(model: nn.Module, training: bool) -> None:
             _switch(child, training)
 
 
-@torch.no_grad()
-def _restore(module: nn.Module, name: str, buffer: Tensor, before: Tensor) -> None:
-    if getattr(module, name) is not buffer:
-        setattr(module, name, buffer)
-    # Not if it is the same: a graph that the caller is going to go back through may hold the buffer.
-    if not torch.equal(buffer, before):
-        buffer.copy_(before)
-
-
 def slow_convolutions(model: nn.Module) -> list[nn.Conv2d]:
     """The convolutions of one channel whose input gradient takes a slow path on the CPU."""
-    modules = model.modules() if FAST_CONV_GRAD else ()
-    return [module for module in modules if type(module) is nn.Conv2d and _slow_to_go_back(module)]
-
-
-def _slow_to_go_back(module: nn.Conv2d) -> bool:
-    return (
-        module.in_channels == 1
-        and module.dilation == (1, 1)
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-        and module.weight.device.type == "cpu"
-    )
+    return [
+        layer
+        for layer in (model.modules() if FAST_CONV_GRAD else ())
+        if type(layer) is nn.Conv2d
+        and layer.in_channels == 1
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and not isinstance(layer.padding, str)
+        and layer.weight.device.type == "cpu"
+    ]
 
 
 class FastGradConv2d(nn.Conv2d):
@@ -134,19 +123,15 @@ class FastGradConv2d(nn.Conv2d):
     """
 
     def _get_name(self) -> str:
-        """As before: a model that stands still is described, and known by that, as ever."""
+        """As before: a frozen model has the same description, by which it is known."""
         return nn.Conv2d.__name__
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != 4 or self.weight.requires_grad or _otherwise_derived():
+        other_derivatives = forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+        if x.dim() != 4 or self.weight.requires_grad or other_derivatives:
             return super().forward(x)
         apply: Any = _FastConvGrad.apply
         return apply(x, self.weight, self.bias, self.stride, self.padding)  # type: ignore[no-any-return]
-
-
-def _otherwise_derived() -> bool:
-    """Whether derivatives are taken in another way than by going back through a graph."""
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 class _FastConvGrad(torch.autograd.Function):
@@ -168,10 +153,6 @@ class _FastConvGrad(torch.autograd.Function):
         return image, None, None, None, None
 
 
-WIDE = 32
-"""Channels from which on it pays: docs/speed.md has how much, on two networks."""
-
-
 @contextmanager
 def channels_last(model: Model, x: Tensor) -> Iterator[None]:
     """The weights of convolutions in that order, put back afterwards, also on an exception.
@@ -179,30 +160,22 @@ def channels_last(model: Model, x: Tensor) -> Iterator[None]:
     Answers and gradients are the same, up to rounding. Left as they are: narrow models, other devices, and a
     model that cannot answer x [B, C, H, W] so, as one cannot that takes its features apart by `view`.
     """
-    weights = _weights(model) if isinstance(model, nn.Module) else []
-    before = [weight.data for weight in weights]
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    layers = [module for module in modules if isinstance(module, nn.Conv2d)]
+    wide = any(layer.in_channels >= WIDE for layer in layers)
+    parameters = [p for layer in layers for p in layer.parameters(recurse=False)] if wide else []
+    before = {p: p.data for p in parameters if p.dim() == 4 and p.device.type == "cpu"}
     try:
-        if weights:
+        for weight, data in before.items():
             # Not contiguous(), which leaves a weight of one channel as it is, and with it all that it feeds.
-            _put(weights, [data.clone(memory_format=torch.channels_last) for data in before])
-            if not _answers(model, x[:1]):
-                _put(weights, before)
+            weight.data = data.clone(memory_format=torch.channels_last)
+        if before and not _answers(model, x[:1]):
+            for weight, data in before.items():
+                weight.data = data
         yield
     finally:
-        _put(weights, before)
-
-
-def _weights(model: nn.Module) -> list[nn.Parameter]:
-    layers = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
-    if not any(layer.in_channels >= WIDE for layer in layers):
-        return []
-    weights = [p for layer in layers for p in layer.parameters(recurse=False) if p.dim() == 4]
-    return [p for p in weights if p.device.type == "cpu"]
-
-
-def _put(weights: Sequence[nn.Parameter], data: Sequence[Tensor]) -> None:
-    for weight, values in zip(weights, data, strict=True):
-        weight.data = values
+        for weight, data in before.items():
+            weight.data = data
 
 
 @torch.no_grad()
@@ -214,10 +187,6 @@ def _answers(model: Model, x: Tensor) -> bool:
             raise
         return False
     return True
-
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""In which precision an attack may search."""
 
 
 def searched(model: Model, dtype: str) -> Model:
@@ -237,8 +206,8 @@ def searched(model: Model, dtype: str) -> Model:
         if is_out_of_memory(error):
             raise
         raise UsageError(f"the model cannot be copied for {dtype} ({error}): search in float32") from error
-    for module in slow_convolutions(fast):
-        module.__class__ = FastGradConv2d
+    for layer in slow_convolutions(fast):
+        layer.__class__ = FastGradConv2d
     fast = fast.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
 
     def search(x: Tensor) -> Tensor:
@@ -247,7 +216,7 @@ def searched(model: Model, dtype: str) -> Model:
         except RuntimeError as error:  # not every operation, or constant of an exported graph, can
             if is_out_of_memory(error):
                 raise
-            raise UsageError(f"the model cannot be asked in {dtype}: {error}; search in float32") from error
+            raise UsageError(f"the model failed in {dtype}: {error}; search in float32") from error
         return logits.to(x.dtype)
 
     return search

@@ -3,38 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import TrainingAttack
-from atlas.attacks.engine import NewAttempts, State, Step
+from atlas.attacks.attack import Model, NewAttempts, State, Step, TrainingAttack
 from atlas.attacks.gradients import input_gradient
-from atlas.attacks.model_variants import Model, is_random
 from atlas.errors import UsageError, choose
 from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
 from atlas.rng import Rng
-from atlas.threat import Threat
+from atlas.threat import Threat, per_example
 
 GAUSSIAN_START = 0.001
 """TRADES starts at x + 0.001 N(0, 1): at x itself the gradient of its KL objective is exactly 0."""
-LONG = 100
-"""From so many steps on, climbs are watched for going in circles."""
-MARK_EVERY = 32
-"""The longest circle that is seen."""
+LONG = 100  # from so many steps on, climbs are watched for going in circles
+MARK_EVERY = 32  # the longest circle that is seen
 
 
 @dataclass(frozen=True)
 class ClimbState(State):
     """Lanes of a climb."""
 
-    logits: Tensor | None = None
-    """f(x), where the objective needs it."""
+    logits: Tensor | None = None  # f(x), where the objective needs it
     mark: Tensor | None = None
     """Where a lane was after the last number of steps that `MARK_EVERY` divides, if it is watched."""
-    end: Tensor | None = None
-    """After how many steps a lane that is watched is done, int64 [B]."""
+    end: Tensor | None = None  # after how many steps a lane that is watched is done, int64 [B]
 
 
 @dataclass(frozen=True)
@@ -61,6 +55,7 @@ class PGD(TrainingAttack[ClimbState]):
     start_at: Literal["uniform", "gaussian", "clean"] = "uniform"
     clip_start: bool = True
     decay: bool = False
+    total_step: ClassVar[float] = 2.5  # of all steps, in units of eps, unless a step length is given
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,11 +78,14 @@ class PGD(TrainingAttack[ClimbState]):
     def with_default_objective(self, objective: str) -> Self:
         return self if self.objective else replace(self, objective=objective)
 
+    def loss(self, logits_adv: Tensor, state: ClimbState) -> Tensor:
+        return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
+
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> ClimbState:
         logits = fresh.clean_logits(model) if self.climbs in NEEDS_CLEAN_LOGITS else None
         x_adv = self._starting_point(fresh.x, threat, fresh.rng)
         state = ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)
-        if self.steps < LONG or self.decay or is_random(model):
+        if self.steps < LONG or self.decay or getattr(model, "random", False):
             return state
         return replace(state, mark=x_adv, end=torch.full_like(fresh.y, self.steps))
 
@@ -100,8 +98,10 @@ class PGD(TrainingAttack[ClimbState]):
 
     def advance(self, model: Model, state: ClimbState, threat: Threat) -> Step[ClimbState]:
         logits_adv, gradient = input_gradient(model, state.x_adv, lambda logits: self.loss(logits, state))
-        moved = threat.ascend(state.x_adv, gradient, self._step_length(state, threat))
-        x_adv = threat.project(moved, state.x)
+        size: Tensor | float = self._size(threat)
+        if self.decay:
+            size = size * (1 - state.step / self.steps)
+        x_adv = threat.project(threat.ascend(state.x_adv, gradient, size), state.x)
         after = replace(state, x_adv=x_adv, step=state.step + 1)
         return Step(self._watched(after), state.x_adv, logits_adv)
 
@@ -116,7 +116,7 @@ class PGD(TrainingAttack[ClimbState]):
             end = torch.where(again, step + (self.steps - step) % circle, end)
         due = step % MARK_EVERY == 0
         if due.any():
-            mark = torch.where(due.reshape(-1, *[1] * (x_adv.dim() - 1)), x_adv, mark)
+            mark = torch.where(per_example(due, x_adv), x_adv, mark)
         return replace(state, mark=mark, end=end)
 
     def done(self, state: ClimbState) -> Tensor:
@@ -125,20 +125,9 @@ class PGD(TrainingAttack[ClimbState]):
     def reach(self, threat: Threat) -> float:
         return self._size(threat) * (self.steps + 1) / 2 if self.decay else self._size(threat) * self.steps
 
-    def loss(self, logits_adv: Tensor, state: ClimbState) -> Tensor:
-        return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
-
-    def _step_length(self, state: ClimbState, threat: Threat) -> Tensor | float:
-        size = self._size(threat)
-        return size * (1 - state.step / self.steps) if self.decay else size
-
     def _size(self, threat: Threat) -> float:
         """Of the first step."""
-        return self.step_size or (self.relative_step or self._default_step) * threat.eps
-
-    @property
-    def _default_step(self) -> float:
-        return 2.5 / self.steps
+        return self.step_size or (self.relative_step or self.total_step / self.steps) * threat.eps
 
 
 @dataclass(frozen=True)
@@ -146,7 +135,4 @@ class FGSM(PGD):
     """One step of 1.25 eps from a uniform start in the ball, projected (Sec. 4 and App. B)."""
 
     steps: int = field(default=1, init=False)
-
-    @property
-    def _default_step(self) -> float:
-        return 1.25
+    total_step: ClassVar[float] = 1.25

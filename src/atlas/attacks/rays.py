@@ -10,38 +10,28 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, State, Step
+from atlas.attacks.attack import Attack, Model, NewAttempts, State, Step
 from atlas.attacks.gradients import finite
-from atlas.attacks.model_variants import Model, frozen
+from atlas.attacks.model_variants import frozen
 from atlas.config import check_arguments, check_counts
 from atlas.rng import Rng
 from atlas.threat import Linf, Threat, check_pixels, per_example
 
-WIDTH = 1e-3
-"""Binary search is over once it knows the boundary to this length."""
-ANYWHERE = Linf(1.0)
-"""The whole pixel box, for a search that no radius ends."""
+WIDTH = 1e-3  # binary search is over once it knows the boundary to this length
+ANYWHERE = Linf(1.0)  # the whole pixel box, for a search that no radius ends
 
 
 @dataclass(frozen=True)
 class RayState(State):
     """Lanes on their rays. The point at length d of a ray is x + d ray / ||ray||_2, cut by the box."""
 
-    ray: Tensor
-    """The best direction so far, +1 or -1 for each entry of x; one block of it is flipped on trial."""
-    best: Tensor
-    """The length at which it is known to fool, [B]; infinite until one is known."""
-    searching: Tensor
-    """Whether binary search is under way, bool [B]; else the fast check is due."""
-    low: Tensor
-    """The longest length at which the search has not fooled, [B]; 0 where there is none."""
-    high: Tensor
-    """The shortest at which it has, [B]."""
-    begin: Tensor
-    """The first entry of the flipped block, int64 [B]."""
-    size: Tensor
-    """The size of the blocks of this level, int64 [B]."""
+    ray: Tensor  # the best direction so far, +1 or -1 for each entry of x; one block is flipped on trial
+    best: Tensor  # the length at which it is known to fool, [B]; infinite until one is known
+    searching: Tensor  # whether binary search is under way, bool [B]; else the fast check is due
+    low: Tensor  # the longest length at which the search has not fooled, [B]; 0 where there is none
+    high: Tensor  # the shortest at which it has, [B]
+    begin: Tensor  # the first entry of the flipped block, int64 [B]
+    size: Tensor  # the size of the blocks of this level, int64 [B]
 
 
 @dataclass(frozen=True)
@@ -107,30 +97,25 @@ def flipped(state: RayState) -> Tensor:
 
 
 def judged(state: RayState, ray: Tensor, length: Tensor, fooled: Tensor) -> RayState:
-    """The lanes after an answer at this length of the ray on trial."""
+    """The lanes after an answer at this length of the ray on trial.
+
+    Where the trial is over, the next block has its turn; after the last one, blocks are half as large.
+    """
     low = torch.where(state.searching & ~fooled, length, state.low)
     high = torch.where(fooled, length, state.high)
     searching = torch.where(state.searching, high - low > WIDTH, fooled)
     kept = (state.searching & ~searching & (high < state.best)).nonzero()[:, 0]
-    state = replace(
+    end = state.begin + state.size
+    last = end >= state.x.shape[1:].numel()
+    return replace(
         state,
         ray=state.ray.index_copy(0, kept, ray[kept]) if len(kept) else state.ray,
         best=state.best.index_copy(0, kept, high[kept]),
         searching=searching,
         low=low.mul_(searching),
         high=high,
-    )
-    return turned(state, ~searching)
-
-
-def turned(state: RayState, over: Tensor) -> RayState:
-    """The lanes whose trial is over at their next block; after the last one, blocks are half as large."""
-    end = state.begin + state.size
-    last = end >= state.x.shape[1:].numel()
-    return replace(
-        state,
-        begin=torch.where(over, end.masked_fill(last, 0), state.begin),
-        size=torch.where(over & last, (state.size + 1) // 2, state.size),
+        begin=torch.where(searching, state.begin, end.masked_fill(last, 0)),
+        size=torch.where(last & ~searching, (state.size + 1) // 2, state.size),
     )
 
 
@@ -155,9 +140,8 @@ def _curve(model: Model, x: Tensor, y: Tensor, at: Sequence[int]) -> Tensor:
     with torch.no_grad():
         right = finite(model(x)).argmax(1) == y
     nearest = torch.zeros_like(right, dtype=x.dtype).masked_fill_(right, torch.inf)
-    state = attack.start(
-        model, NewAttempts(x, y, Rng.batch(len(x), device=x.device), torch.zeros_like(y)), ANYWHERE
-    )
+    fresh = NewAttempts(x, y, Rng.batch(len(x), device=x.device), torch.zeros_like(y))
+    state = attack.start(model, fresh, ANYWHERE)
     for query in range(1, attack.steps + 1):
         state, x_tried, logits = attack.advance(model, state, ANYWHERE)
         fooled = (finite(logits).argmax(1) != y).nonzero()[:, 0]

@@ -9,9 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, State, Step
-from atlas.attacks.model_variants import Model
+from atlas.attacks.attack import Attack, Model, NewAttempts, State, Step
 from atlas.errors import UsageError
 from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
@@ -19,18 +17,16 @@ from atlas.threat import L2, Linf, Threat
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 """The last steps before the share of the image that a square covers is halved."""
+LEAST = 1e-12  # added to norms by which is divided
 
 
 @dataclass(frozen=True)
 class SquareState(State):
     """Lanes of the search; `x_adv` is the next candidate."""
 
-    x_best: Tensor
-    """The candidate with the highest loss so far."""
-    loss_best: Tensor
-    """Its loss, [B]."""
-    key: Tensor
-    """The lanes' random streams, int64 [B]."""
+    x_best: Tensor  # the candidate with the highest loss so far
+    loss_best: Tensor  # its loss, [B]
+    key: Tensor  # the lanes' random streams, int64 [B]
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Square(Attack[SquareState]):
 
     L-inf: the start is vertical stripes, each column of each channel at x + eps or x - eps. A candidate moves
     a square of the best image by 2 eps, a sign for each channel, cut to ball and box.
-    L2: see `atlas.attacks.square`.
+    L2: the start is a grid of bumps. A candidate moves the energy of one window into a bump in another.
 
     A square covers the share `p` of the image, halved after 10, 50, 200, 500, 1000, 2000, 4000, 6000 and
     8000 steps whatever `queries` is, as in AutoAttack; the first publication stretches this to its budget.
@@ -133,10 +129,6 @@ def squares(x: Tensor, x_best: Tensor, windows: Windows, eps: float, bits: Tenso
     mask = windows.mask(windows.places(bits[:, :2], x), x)
     faces = torch.add(x, signed(eps, bits[:, 5:], x.dtype)[..., None, None]).clamp_(0, 1)
     return torch.lerp(x_best, faces, mask, out=faces)
-
-
-LEAST = 1e-12
-"""Added to norms by which is divided."""
 
 
 def tiles(x: Tensor, eps: float, rng: Rng) -> Tensor:

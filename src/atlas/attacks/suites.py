@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from atlas.config import build
 from atlas.errors import UsageError, unknown
 
-KEYS = ("description", "cascade", "on", "attacks", "includes")
-ON = "standing"
-"""What an older spelling of `cascade = true` says: `on = "standing"`."""
 TRANSFER = "transfer"
 """The attack that needs models beside its table: `atlas.attacks.Transfer`."""
 
@@ -25,10 +23,20 @@ class Suite:
 
     name: str
     description: str
-    attacks: Mapping[str, Mapping[str, Any]]
-    """The table of each attack, as in a configuration."""
+    attacks: Mapping[str, Mapping[str, Any]]  # the table of each, as in a configuration
+    cascade: bool = False  # whether each attack runs only on the images that those before it have left
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A suite as a file has it."""
+
+    description: str = ""
+    norm: Literal["", "linf", "l2"] = ""
     cascade: bool = False
-    """Whether each attack runs only on the images that those before it have left."""
+    on: Literal["", "standing"] = ""  # the older spelling of cascade = true
+    attacks: tuple[Mapping[str, Any], ...] = ()
+    includes: tuple[str, ...] = ()
 
 
 @cache
@@ -50,53 +58,32 @@ def suite(name: str, data: str = "", within: tuple[str, ...] = (), norm: str = "
     if name.endswith(".toml"):
         if any(Path(name).resolve() == Path(outer).resolve() for outer in within):
             raise UsageError(f"suites include each other: {' -> '.join([*within, name])}; remove one include")
-        table, within, name = _own(Path(name)), (*within, name), Path(name).stem
+        given, within, name = _read(Path(name)), (*within, name), Path(name).stem
+    elif name in _tables():
+        given = _tables().get(f"{name}-{data}", _tables()[name])
+        if given.get("norm", norm) != norm:
+            given = _tables()[name]
     else:
-        tables = _tables()
-        if name not in tables:
-            raise unknown("suite", name, tables)
-        table = tables.get(f"{name}-{data}", tables[name])
-        if table.get("norm", norm) != norm:
-            table = tables[name]
-    entries = _all(table, data, within, norm)
-    attacks = {e["label"]: {k: v for k, v in e.items() if k != "label"} for e in entries}
+        raise unknown("suite", name, _tables())
+    table = build(_Table, given, {}, f"suite {name}")
+    entries = list[tuple[str, Mapping[str, Any]]]()
+    for other in table.includes:
+        entries += suite(other, data, within, norm).attacks.items()
+    for attack in table.attacks:
+        if not all(isinstance(attack.get(key), str) for key in ("label", "name")):
+            raise UsageError(
+                f"suite {name}: attacks must have a label and a name, such as "
+                f'attacks = [{{ label = "PGD-50", name = "pgd", steps = 50 }}], got {dict(attack)}'
+            )
+        entries.append((attack["label"], {key: value for key, value in attack.items() if key != "label"}))
+    attacks = dict(entries)
     if len(attacks) < len(entries):
-        raise UsageError(f"suite {name}: two attacks share a label, of {[e['label'] for e in entries]}")
-    return Suite(name, table["description"], attacks, _is_cascade(table))
+        raise UsageError(f"suite {name}: two attacks share a label, of {[label for label, _ in entries]}")
+    return Suite(name, table.description, attacks, table.cascade or table.on == "standing")
 
 
-def _own(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path} is not a suite that can be read: {error}") from error
-    for key in table:
-        if key not in KEYS:
-            raise unknown(f"key in {path}:", key, KEYS)
-    attacks, includes = table.get("attacks", []), table.get("includes", [])
-    if not isinstance(attacks, list) or not all(map(_is_entry, attacks)):
-        raise UsageError(
-            f"{path}: attacks must be a list of tables with a label and a name, such as "
-            'attacks = [{ label = "PGD-50", name = "pgd", steps = 50 }]'
-        )
-    if not isinstance(includes, list) or not all(isinstance(name, str) for name in includes):
-        raise UsageError(f"{path}: includes must be a list of suites, got {includes!r}")
-    if not isinstance(table.get("cascade", False), bool) or table.get("on", ON) != ON:
-        raise UsageError(
-            f"{path}: cascade must be true or false, got {table.get('cascade', table.get('on'))!r}"
-        )
-    return {"description": "", **table}
-
-
-def _is_cascade(table: Mapping[str, Any]) -> bool:
-    return bool(table.get("cascade", table.get("on") == ON))
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and all(isinstance(entry.get(key), str) for key in ("label", "name"))
-
-
-def _all(table: Mapping[str, Any], data: str, within: tuple[str, ...], norm: str) -> list[dict[str, Any]]:
-    included = [suite(name, data, within, norm).attacks for name in table.get("includes", ())]
-    entries = [{"label": label, **attack} for attacks in included for label, attack in attacks.items()]
-    return [*entries, *table.get("attacks", ())]

@@ -8,10 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from atlas.attacks.attack import Attack
-from atlas.attacks.engine import NewAttempts, Step
+from atlas.attacks.attack import Attack, Model, NewAttempts, Step
 from atlas.attacks.gradients import NotFinite
-from atlas.attacks.model_variants import Model, frozen
+from atlas.attacks.model_variants import frozen
 from atlas.attacks.pgd import PGD, ClimbState
 from atlas.errors import NumericError, UsageError
 from atlas.threat import Threat
@@ -21,8 +20,7 @@ from atlas.threat import Threat
 class TransferState(ClimbState):
     """Lanes of a climb on a surrogate."""
 
-    surrogate: Tensor = field(kw_only=True)
-    """Which of the surrogates, int64 [B]."""
+    surrogate: Tensor = field(kw_only=True)  # which of the surrogates, int64 [B]
 
 
 @dataclass(frozen=True)
@@ -89,17 +87,12 @@ class Transfer(Attack[TransferState]):
         """One model for lanes of several surrogates: each lane asks its own."""
 
         def logits(x: Tensor) -> Tensor:
-            numbers = sorted(set(which.tolist()))
-            if len(numbers) == 1:
-                return _ask(self.surrogates[numbers[0]], x)
-            lanes = [(which == number).nonzero()[:, 0] for number in numbers]
-            asked = zip(numbers, lanes, strict=True)
-            parts = [_ask(self.surrogates[number], x.index_select(0, own)) for number, own in asked]
-            return torch.cat(parts).index_select(0, torch.cat(lanes).argsort())
+            parts, lanes = [], []
+            for number in sorted(set(which.tolist())):
+                own = (which == number).nonzero()[:, 0]
+                with frozen(self.surrogates[number]):
+                    parts.append(self.surrogates[number](x.index_select(0, own) if len(own) < len(x) else x))
+                lanes.append(own)
+            return torch.cat(parts).index_select(0, torch.cat(lanes).argsort()) if parts[1:] else parts[0]
 
         return logits
-
-
-def _ask(surrogate: Model, x: Tensor) -> Tensor:
-    with frozen(surrogate):
-        return surrogate(x)
