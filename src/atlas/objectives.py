@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from atlas.errors import UsageError
 from atlas.rng import Rng
@@ -27,15 +27,11 @@ def kl(logits_p: Tensor, logits_q: Tensor) -> Tensor:
     """KL(p || q) = sum_i p_i (log p_i - log q_i), with gradients through both.
 
     In log space with a log target: with probabilities as the target, a p_i that underflows to 0 would
-    make the gradient NaN.
+    make the gradient NaN. Half precision, in which nearly equal answers have no divergence, is left first.
     """
-    log_p, log_q = (F.log_softmax(logits, 1, dtype=_full(logits)) for logits in (logits_p, logits_q))
+    pair = (logits_p, logits_q)
+    log_p, log_q = (F.log_softmax(z, 1, dtype=torch.promote_types(z.dtype, torch.float32)) for z in pair)
     return F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1)
-
-
-def _full(logits: Tensor) -> torch.dtype:
-    """Half precision is for networks: a divergence of nearly equal answers would be lost in it."""
-    return torch.float32 if logits.itemsize < 4 else logits.dtype
 
 
 def margin(logits: Tensor, y: Tensor) -> Tensor:
@@ -136,26 +132,10 @@ def logits_and_squared_jacobian(
     return (logits, jac) if graph else (logits.detach(), jac.detach())
 
 
-def probe_squared_jacobian(model: nn.Module | Callable[[Tensor], Tensor], x: Tensor, rng: Rng) -> Tensor:
-    """One projection of ||J(x)||_F^2 as a measurement: nothing to differentiate further."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-        return squared_jacobian(model(x), x, rng, create_graph=False).detach()
-
-
-AttackObjective = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
-
-def _kl_from_clean(logits_adv: Tensor, y: Tensor, logits: Tensor | None) -> Tensor:
-    assert logits is not None, "the KL objective needs the clean logits"
-    return kl(logits, logits_adv)
-
-
-ATTACK_OBJECTIVES: dict[str, AttackObjective] = {
+ATTACK_OBJECTIVES: dict[str, Callable[[Tensor, Tensor, Any], Tensor]] = {
     "ce": lambda logits_adv, y, logits: cross_entropy(logits_adv, y),
-    "kl": _kl_from_clean,
+    "kl": lambda logits_adv, y, logits: kl(logits, logits_adv),
     "margin": lambda logits_adv, y, logits: margin(logits_adv, y),
     "dlr": lambda logits_adv, y, logits: dlr(logits_adv, y),
 }
-"""What an attack may climb, of (logits_adv, y, clean logits): KL(p(x) || p(x')) is TRADES's."""
-NEEDS_CLEAN_LOGITS = frozenset({"kl"})
+"""What an attack may climb, of (logits_adv, y, clean logits), the last for "kl" only: KL(p(x) || p(x'))."""

@@ -62,11 +62,6 @@ def _word(value: Word) -> int | Tensor:
         raise UsageError(f"a seed, step or stream name must be {expected}, got {value!r}") from None
 
 
-def _at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    # 24 bits overflow float16, and a uniform number that bfloat16 rounds to 1 has an infinite normal.
-    return torch.promote_types(dtype, torch.float32)
-
-
 @dataclass(frozen=True)
 class Rng:
     """One stream of random numbers per example. It has no state: the same streams give the same numbers.
@@ -142,11 +137,13 @@ class Rng:
     ) -> Tensor:
         """Uniform on [low, high) with 24 bits, the same in every dtype up to its rounding: [B, *shape]."""
         top = (self.bits(shape) >> 40).bitwise_and_((1 << 24) - 1)
-        return top.to(_at_least_float32(dtype)).mul_((high - low) * 2.0**-24).add_(low).to(dtype)
+        wide = torch.promote_types(dtype, torch.float32)  # 24 bits overflow float16
+        return top.to(wide).mul_((high - low) * 2.0**-24).add_(low).to(dtype)
 
     def normal(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
         """Standard normal by Box and Muller's transform: [B, *shape]."""
-        wide = _at_least_float32(dtype)
+        # In bfloat16 a uniform number may round to 1, whose normal is infinite.
+        wide = torch.promote_types(dtype, torch.float32)
         radius = (1 - self.fold("radius").uniform(shape, dtype=wide)).log_().mul_(-2).sqrt_()
         return self.fold("angle").uniform(shape, 0.0, 2 * math.pi, wide).cos_().mul_(radius).to(dtype)
 

@@ -23,12 +23,8 @@ TOLERANCE = 1e-6
 """How far beyond the ball or the box rounding may carry an honest point, in pixel units or, above 1, in
 units of eps (seen in float32: 3e-8 for L-inf, 2e-7 eps for L2)."""
 
-NEWTON_STEPS = 50
-"""A cap; about four are taken."""
-
-
-LEVELS = 255
-"""Steps of an 8-bit pixel, by which radii are often given."""
+NEWTON_STEPS = 50  # a cap; about four are taken
+LEVELS = 255  # steps of an 8-bit pixel, by which radii are often given
 
 
 def eps_text(eps: float, digits: int = 4) -> str:
@@ -72,8 +68,9 @@ class Threat(ABC):
     def __post_init__(self) -> None:
         check_fields(self)
         if not (math.isfinite(self.eps) and 0 <= self.eps <= self.largest_eps):
-            bounded = self.largest_eps < math.inf
-            expected = f"between 0 and {self.largest_eps:g}" if bounded else ">= 0 and finite"
+            expected = (
+                f"between 0 and {self.largest_eps:g}" if self.largest_eps < math.inf else ">= 0 and finite"
+            )
             raise UsageError(
                 f"{type(self).__name__}: eps must be {expected}, in pixel units of [0, 1], such as 8/255, "
                 f"got {self.eps:g}"
@@ -95,8 +92,7 @@ class Threat(ABC):
     def random_direction(self, x: Tensor, rng: Rng, length: float) -> Tensor:
         """A random difference of this length to the images x, shaped like x."""
         noise = self.noise(x, rng)
-        tiny = torch.finfo(x.dtype).tiny
-        size = self.distance(noise, torch.zeros_like(noise)).clamp_min_(tiny)
+        size = self.distance(noise, torch.zeros_like(noise)).clamp_min_(torch.finfo(x.dtype).tiny)
         return noise.mul_(per_example(length / size, x))
 
     def contains(self, x_adv: Tensor, x: Tensor, tolerance: float = TOLERANCE) -> Tensor:

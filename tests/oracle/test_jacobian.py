@@ -18,7 +18,6 @@ from torch.func import functional_call, jacrev, vmap
 from atlas.objectives import (
     Projections,
     logits_and_squared_jacobian,
-    probe_squared_jacobian,
     squared_jacobian,
     squared_secant,
 )
@@ -166,18 +165,17 @@ def test_full_precision_under_autocast() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
             assert model(x).dtype == (torch.bfloat16 if enabled else torch.float32)
             logits, jac = logits_and_squared_jacobian(model, x, rng)
-            probed = probe_squared_jacobian(model, x, rng)
-        found.append([logits, jac, probed, *torch.autograd.grad(jac.sum(), weights)])
+        found.append([logits, jac, *torch.autograd.grad(jac.sum(), weights)])
     for plain, cast in zip(*found, strict=True):
         assert cast.dtype == torch.float32
         assert torch.equal(plain, cast)
 
 
-def test_probe_measures_and_leaves_nothing() -> None:
+def test_without_gradients_it_is_a_measurement_that_leaves_nothing() -> None:
     model, x, rng = mlp(0, 10), images(9, 5), Rng.batch(5)
     wanted = squared(model, x, rng, 1)
     with torch.no_grad():
-        probed = probe_squared_jacobian(model, x, rng)
+        _, probed = logits_and_squared_jacobian(model, x, rng)
     assert torch.equal(probed, wanted)
     assert not probed.requires_grad
     assert not x.requires_grad

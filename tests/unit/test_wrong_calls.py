@@ -72,7 +72,7 @@ def wrong() -> dict[str, tuple[Callable[..., Any], str]]:
     rng: Any = atlas.Rng
     train_on = r"attack must be an attack to train on: FGSM\(\) or PGD\(steps=10\), got "
     shape = r"the model failed on images float32 \[12, 1, 5, 5\] on cpu with RuntimeError.*; expected a model"
-    large = "labels go from 0 to 11 and the model has 3 classes, expected labels 0 to 2"
+    large = "labels go from 9 to 11 and the model has 3 classes, expected labels 0 to 2"
     floats = r"images must be floats in \[0, 1\], got uint8 .*: convert them with x / 255"
     pick = r"the model gives a tuple; expected a model .* such as lambda x: model\(x\)\[0\]"
     none = "the attack needs gradients and the model gives none: .* square, rays"

@@ -33,32 +33,7 @@ ATTACKS: dict[str, type[Attack]] = {
 }
 """Every attack by its name in a configuration; `Transfer` is made of models, which have none."""
 
-__all__ = [
-    "APGD",
-    "ATTACKS",
-    "FGSM",
-    "PGD",
-    "TRAINING_ATTACKS",
-    "Adapted",
-    "Attack",
-    "BatchNormMode",
-    "Model",
-    "MultiTargeted",
-    "NewAttempts",
-    "NotFinite",
-    "Outcome",
-    "RayS",
-    "Square",
-    "State",
-    "Step",
-    "TargetedAPGD",
-    "TargetedFAB",
-    "TargetedShrink",
-    "TrainingAttack",
-    "Transfer",
-    "Untargeted",
-    "adapt",
-    "distance_curve",
-    "frozen",
-    "run",
-]
+__all__ = ["ATTACKS", "TRAINING_ATTACKS", "Attack", "NewAttempts", "State", "Step", "TrainingAttack"]
+__all__ += ["APGD", "FGSM", "PGD", "MultiTargeted", "RayS", "Square", "TargetedAPGD", "TargetedFAB"]
+__all__ += ["Adapted", "TargetedShrink", "Transfer", "Untargeted", "adapt", "distance_curve"]
+__all__ += ["BatchNormMode", "Model", "NotFinite", "Outcome", "frozen", "run"]

@@ -32,11 +32,11 @@ LEAST_REACH = 0.5  # of eps; the paper's own PGD-20 on MNIST goes two thirds of 
 class NewAttempts:
     """Attempts that are about to begin, one per lane."""
 
-    x: Tensor  # the clean images [B, ...]
-    y: Tensor  # their labels, int64 [B]
-    rng: Rng  # a stream for each (example, attempt)
-    attempt: Tensor  # which attempt on its example, from 0, int64 [B]: a restart, a target, or both
-    logits: Tensor | None = None  # f(x) [B, C], where it is at hand
+    x: Tensor  #: the clean images [B, ...]
+    y: Tensor  #: their labels, int64 [B]
+    rng: Rng  #: a stream for each (example, attempt)
+    attempt: Tensor  #: which attempt on its example, from 0, int64 [B]: a restart, a target, or both
+    logits: Tensor | None = None  #: f(x) [B, C], where it is at hand
 
     def clean_logits(self, model: Model) -> Tensor:
         """f(x), computed only where it is not at hand."""
@@ -64,10 +64,10 @@ class NewAttempts:
 class State:
     """Lanes under attack. An attack that has to remember more adds fields in a subclass."""
 
-    x: Tensor  # the clean images [B, ...]
-    y: Tensor  # their labels, int64 [B]
-    x_adv: Tensor  # where the attack is now
-    step: Tensor  # steps taken so far, int64 [B]
+    x: Tensor  #: the clean images [B, ...]
+    y: Tensor  #: their labels, int64 [B]
+    x_adv: Tensor  #: where the attack is now
+    step: Tensor  #: steps taken so far, int64 [B]
 
     def __len__(self) -> int:
         return len(self.x)
@@ -94,24 +94,24 @@ S = TypeVar("S", bound=State, default=Any)
 class Step(NamedTuple, Generic[S]):
     """What one step of all lanes gave."""
 
-    state: S  # the lanes, a step on
-    x_tried: Tensor  # the points at which the model was queried
-    logits: Tensor  # its answers there, [B, C]
+    state: S  #: the lanes, a step on
+    x_tried: Tensor  #: the points at which the model was queried
+    logits: Tensor  #: its answers there, [B, C]
 
 
 class Attack(ABC, Generic[S]):
     """Base of all attacks. Subclasses are frozen dataclasses."""
 
-    steps: int  # after which a lane is done
+    steps: int  #: after which a lane is done
     expected: ClassVar[str] = "an attack, such as PGD(steps=20), or atlas.attacks.adapt(theirs)"
     """What an error asks for in the place of something else."""
     version: ClassVar[int] = 1
     """Raised with every change that may change a verdict: kept results of other versions are not reused."""
-    white_box: ClassVar[bool] = True  # whether it needs gradients of the model
-    threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)  # under which it is defined
-    needs_precision: ClassVar[bool] = False  # whether a search in lower precision would round away its steps
-    counts_steps: ClassVar[bool] = True  # whether `steps` says how long it searches, as the warnings use it
-    forwards: ClassVar[int] = 1  # passes per step
+    white_box: ClassVar[bool] = True  #: whether it needs gradients of the model
+    threats: ClassVar[tuple[type[Threat], ...]] = (Threat,)  #: under which it is defined
+    needs_precision: ClassVar[bool] = False  #: whether a search in lower precision would round away its steps
+    counts_steps: ClassVar[bool] = True  #: whether `steps` says how long it searches, as the warnings use it
+    forwards: ClassVar[int] = 1  #: passes per step
     looks_at_last: ClassVar[bool] = True
     """Whether a lane that is done is due a query at its `x_adv`, where no step has queried the model. Else
     the engine looks at the last point that was tried, moved into the ball, and this does not count."""

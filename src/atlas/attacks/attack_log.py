@@ -21,12 +21,12 @@ NONE = torch.iinfo(torch.int64).max  # no attempt has ended the example so far
 class Outcome:
     """What became of each example; all tensors have the example first."""
 
-    attempt: Tensor  # which attempt fooled it, int64 [N]; or CLEAN, SURVIVED or BROKEN
-    step: Tensor  # at which step of that attempt, int64 [N]; -1 where none did
+    attempt: Tensor  #: which attempt fooled it, int64 [N]; or CLEAN, SURVIVED or BROKEN
+    step: Tensor  #: at which step of that attempt, int64 [N]; -1 where none did
     margin: Tensor
     """max_{i != y} f_i - f_y, [N]: at the image that fools; else the largest at the end of any attempt."""
-    queries: Tensor  # forward passes that the attempts up to that one took, int64 [N]
-    x_adv: Tensor  # the image that fools the model; where none was found, the end of the last attempt
+    queries: Tensor  #: forward passes that the attempts up to that one took, int64 [N]
+    x_adv: Tensor  #: the image that fools the model; where none was found, the end of the last attempt
 
     @property
     def robust(self) -> Tensor:

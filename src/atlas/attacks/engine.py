@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,8 +51,9 @@ class Lanes:
         return Lanes(self.example[which], self.attempt[which], self.live[which], self.state.select(which))
 
     def join(self, other: Lanes) -> Lanes:
-        pairs = zip(self.numbers().values(), other.numbers().values(), strict=True)
-        return Lanes(*map(torch.cat, pairs), self.state.join(other.state))
+        more = other.numbers()
+        both = {name: torch.cat([value, more[name]]) for name, value in self.numbers().items()}
+        return Lanes(**both, state=self.state.join(other.state))
 
     def numbers(self) -> dict[str, Tensor]:
         return {"example": self.example, "attempt": self.attempt, "live": self.live}
@@ -274,7 +276,8 @@ class Engine:
         numbers = own.pop("example"), own.pop("attempt"), own.pop("live")
         like = self._start(numbers[0][:1], numbers[1][:1]).state
         # What an older version did not keep is not there.
-        kept = dict.fromkeys(like.tensors()) | {k.removeprefix("state."): v for k, v in own.items()}
+        kept: dict[str, Any] = dict.fromkeys(like.tensors())
+        kept |= {k.removeprefix("state."): v for k, v in own.items()}
         return Lanes(*numbers, replace(like, **kept))
 
 

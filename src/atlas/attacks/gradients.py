@@ -69,7 +69,8 @@ def input_gradients(
     def gradient(part: Tensor, labels: Tensor) -> Tensor:
         return _input_gradient(model, part, lambda logits: objective(logits, labels))[1]
 
-    return finite(torch.cat(list(map(gradient, x.split(batch_size), y.split(batch_size)))))
+    parts = zip(torch.split(x, batch_size), torch.split(y, batch_size), strict=True)
+    return finite(torch.cat([gradient(*part) for part in parts]))
 
 
 def _input_gradient(

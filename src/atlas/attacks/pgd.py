@@ -11,7 +11,7 @@ from torch import Tensor
 from atlas.attacks.attack import Model, NewAttempts, State, Step, TrainingAttack
 from atlas.attacks.gradients import input_gradient
 from atlas.errors import UsageError, choose
-from atlas.objectives import ATTACK_OBJECTIVES, NEEDS_CLEAN_LOGITS
+from atlas.objectives import ATTACK_OBJECTIVES
 from atlas.rng import Rng
 from atlas.threat import Threat, per_example
 
@@ -82,7 +82,7 @@ class PGD(TrainingAttack[ClimbState]):
         return ATTACK_OBJECTIVES[self.climbs](logits_adv, state.y, state.logits)
 
     def start(self, model: Model, fresh: NewAttempts, threat: Threat) -> ClimbState:
-        logits = fresh.clean_logits(model) if self.climbs in NEEDS_CLEAN_LOGITS else None
+        logits = fresh.clean_logits(model) if self.climbs == "kl" else None
         x_adv = self._starting_point(fresh.x, threat, fresh.rng)
         state = ClimbState(fresh.x, fresh.y, x_adv, fresh.no_steps(), logits)
         if self.steps < LONG or self.decay or getattr(model, "random", False):

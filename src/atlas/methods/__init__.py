@@ -2,11 +2,9 @@
 
 from collections.abc import Callable
 
-from atlas.methods.adv import Adv
-from atlas.methods.atlas import Atlas, atlas_g, atlas_l
-from atlas.methods.jac import Jac
+from atlas.methods.adv import Adv, Natural
+from atlas.methods.atlas import Atlas, Jac, atlas_g, atlas_l
 from atlas.methods.method import Method, Terms, TrainingStep
-from atlas.methods.natural import Natural
 from atlas.methods.trades import Trades, TradesJac
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -21,17 +19,5 @@ METHODS: dict[str, Callable[..., Method]] = {
 }
 """Every method by its name in a configuration."""
 
-__all__ = [
-    "METHODS",
-    "Adv",
-    "Atlas",
-    "Jac",
-    "Method",
-    "Natural",
-    "Terms",
-    "Trades",
-    "TradesJac",
-    "TrainingStep",
-    "atlas_g",
-    "atlas_l",
-]
+__all__ = ["METHODS", "Method", "Terms", "TrainingStep"]
+__all__ += ["Adv", "Atlas", "Jac", "Natural", "Trades", "TradesJac", "atlas_g", "atlas_l"]

@@ -1,15 +1,30 @@
-"""ATLAS: adversarial training via local stability (the paper's method), and its two halves."""
+"""ATLAS: adversarial training via local stability (the paper's method), its halves, and zero-step JAC."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from atlas.attacks import FGSM, Model, TrainingAttack
 from atlas.methods.method import JacobianEstimate, LocalMethod, Terms, TrainingStep
 from atlas.objectives import Projections, kl
+
+
+@dataclass(frozen=True)
+class Jac(LocalMethod):
+    """CE(x) + alpha ||J(x)||_F^2, at the clean image (Jakubovitz and Giryes 2018; Hoffman et al. 2019)."""
+
+    alpha: float = 0.5
+    attack: TrainingAttack | None = field(default=None, init=False)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        return {"jac": self.alpha}
+
+    def terms(self, model: Model, x: Tensor, x_adv: Tensor, y: Tensor, step: TrainingStep) -> Terms:
+        return self.local_terms(model, x, y, step)
 
 
 @dataclass(frozen=True)

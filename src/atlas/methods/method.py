@@ -38,13 +38,10 @@ SHORTEST = 1e-3
 class TrainingStep:
     """What a method is told of the step that its loss is for."""
 
-    threat: Threat
-    """With the eps of this step: it may grow during training."""
+    threat: Threat  #: with the eps of this step: it may grow during training
     rng: Rng
-    number: int = 0
-    """Steps before this one."""
-    progress: float = 0.0
-    """The part of training that is done, in [0, 1]."""
+    number: int = 0  #: steps before this one
+    progress: float = 0.0  #: the part of training that is done, in [0, 1]
 
     def fold(self, word: str) -> TrainingStep:
         """The same step with independent random streams."""
@@ -54,19 +51,21 @@ class TrainingStep:
 class Terms(NamedTuple):
     """A method's loss on a batch, before it is weighed."""
 
-    losses: dict[str, Tensor]
-    """Per-example terms [B] by name; "ce" first."""
-    logits: Tensor
-    """f on the images that are trained on (x_adv, where there is one), [B, C]."""
+    losses: dict[str, Tensor]  #: per-example terms [B] by name; "ce" first
+    logits: Tensor  #: f on the images that are trained on (x_adv, where there is one), [B, C]
+
+
+def cross_entropy_at(model: Model, x: Tensor, y: Tensor) -> Terms:
+    """CE(x) alone."""
+    logits = model(x)
+    return Terms({"ce": cross_entropy(logits, y)}, logits)
 
 
 class Method(ABC):
     """Base of all methods. Subclasses are frozen dataclasses."""
 
-    attack: TrainingAttack | None
-    """How x_adv is made; None where the method trains on x alone."""
-    objective: ClassVar[str] = "ce"
-    """What the method's attack climbs unless it is told otherwise."""
+    attack: TrainingAttack | None  #: how x_adv is made; None where the method trains on x alone
+    objective: ClassVar[str] = "ce"  #: what the method's attack climbs unless it is told otherwise
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -171,8 +170,7 @@ class LocalMethod(Method):
         """Eq. (6) at the centre x: CE(x) and ||J(x)||_F^2."""
         k = self.jacobian_every
         if not self.alpha or step.number % k:
-            logits = model(x)
-            return Terms({"ce": cross_entropy(logits, y)}, logits)
+            return cross_entropy_at(model, x, y)
         if self.jacobian == "projection":
             logits, jac = logits_and_squared_jacobian(model, x, step.rng, self.projections)
         else:

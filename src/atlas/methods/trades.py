@@ -9,8 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from atlas.attacks import FGSM, BatchNormMode, Model, TrainingAttack
-from atlas.methods.method import LocalMethod, Method, Terms, TrainingStep
-from atlas.objectives import cross_entropy, kl
+from atlas.methods.method import LocalMethod, Method, Terms, TrainingStep, cross_entropy_at
+from atlas.objectives import kl
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,7 @@ class Trades(Method):
 
     def terms_at(self, model: Model, x: Tensor, y: Tensor, step: TrainingStep) -> Terms:
         """The terms of the clean images alone."""
-        logits = model(x)
-        return Terms({"ce": cross_entropy(logits, y)}, logits)
+        return cross_entropy_at(model, x, y)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from atlas.distributed.process_group import ProcessGroup, State
 from atlas.errors import CheckpointError, Interrupted, NumericError, UsageError, model_errors
 from atlas.files import write_atomic
 from atlas.methods import Method, TrainingStep
-from atlas.objectives import probe_squared_jacobian
+from atlas.objectives import logits_and_squared_jacobian
 from atlas.rng import Rng
 from atlas.runs import Record
 from atlas.signals import Requests
@@ -210,9 +210,9 @@ class Trainer:
 
     def probe(self, x_adv: Tensor, rng: Rng, ids: Tensor, weight: float) -> None:
         """Log ||J(x')||_F^2, which jumps in a collapse."""
-        with frozen(self.model):
-            own = probe_squared_jacobian(self.model, x_adv, rng).mean().item()
-        (jacobian,) = self.group.mean([own], weight)
+        with frozen(self.model), torch.no_grad():
+            _, own = logits_and_squared_jacobian(self.model, x_adv, rng)
+        (jacobian,) = self.group.mean([own.mean().item()], weight)
         if not math.isfinite(jacobian):
             self.refuse({"jacobian": jacobian}, ids)
         at = self.progress

@@ -138,12 +138,6 @@ def test_order_does_not_matter(attack: PGD, threat: Threat, seed: int) -> None:
 
 
 @each_case
-def test_a_subset_has_the_verdicts_of_the_whole(attack: PGD, threat: Threat) -> None:
-    some = torch.arange(5, COUNT, 3)
-    assert torch.equal(search(attack, threat, 16).attempt[some], search(attack, threat, 16, some).attempt)
-
-
-@each_case
 def test_every_claim_is_true(attack: PGD, threat: Threat) -> None:
     (x, y), model = images(), net()
     found = search(attack, threat, 16)

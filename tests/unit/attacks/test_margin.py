@@ -185,9 +185,3 @@ def test_refused(wrong: dict[str, Any], words: str) -> None:
     for kind in (Untargeted, MultiTargeted):
         with pytest.raises(UsageError, match=words):
             kind(**wrong)
-
-
-def test_the_papers_budgets_on_the_small_cnn_are_the_defaults() -> None:
-    for kind in (Untargeted, MultiTargeted):
-        assert (kind().steps, kind().restarts) == (50, 20)
-    assert (Untargeted().attempts(10), MultiTargeted().attempts(10)) == (20, 180)

@@ -1,21 +1,196 @@
-"""Forms of a model to search with: the same answers and gradients, up to their precision."""
+"""A model under attack: it stands still, its forms give the same answers, and afterwards it is as it was."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import PGD, Attack, Square, TargetedFAB, model_variants
+import atlas
+from atlas.attacks import FGSM, PGD, Attack, BatchNormMode, Square, TargetedFAB, model_variants
 from atlas.attacks.engine import predict
-from atlas.attacks.model_variants import FastGradConv2d, averaged, frozen, searched
+from atlas.attacks.model_variants import FastGradConv2d, averaged, channels_last, frozen, searched
 from atlas.errors import UsageError
 from atlas.models import build
 from atlas.models.source import fingerprint
+from atlas.rng import Rng
 from atlas.threat import Linf
+
+each_mode = pytest.mark.parametrize("mode", ["eval", "train"])
+
+
+def model() -> nn.Sequential:
+    """BatchNorm with statistics of its own, dropout, modules in mixed modes, some weights frozen for good."""
+    torch.manual_seed(0)
+    made = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)
+    )
+    made(torch.rand(8, 1, 4, 4))
+    made[1].eval()
+    made[0].weight.requires_grad_(False)
+    return made
+
+
+def snapshot(of: nn.Module) -> dict[str, Any]:
+    return {
+        "modes": [m.training for m in of.modules()],
+        "requires_grad": [p.requires_grad for p in of.parameters()],
+        "grads": [p.grad for p in of.parameters()],
+        "values": {k: v.clone() for k, v in of.state_dict().items()},
+    }
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    assert {k: v for k, v in before.items() if k != "values"} == {
+        k: v for k, v in after.items() if k != "values"
+    }
+    assert all(torch.equal(v, after["values"][k]) for k, v in before["values"].items())
+
+
+@each_mode
+def test_inside(mode: BatchNormMode) -> None:
+    net = model()
+    with frozen(net, mode):
+        assert {m.training for m in net.modules()} == {mode == "train"}
+        assert not any(p.requires_grad for p in net.parameters())
+
+
+@each_mode
+def test_as_before_after_use(mode: BatchNormMode) -> None:
+    net = model()
+    before = snapshot(net)
+    assert True in before["modes"]
+    assert False in before["modes"]
+    with frozen(net, mode):
+        net(torch.rand(8, 1, 4, 4) * 9)
+        moved = not torch.equal(net[1].running_mean, before["values"]["1.running_mean"])
+        assert moved == (mode == "train"), "the case is to exercise the buffers"
+    assert_same(before, snapshot(net))
+
+
+@each_mode
+def test_as_before_after_an_exception(mode: BatchNormMode) -> None:
+    net = model()
+    before = snapshot(net)
+
+    def fail() -> None:
+        with frozen(net, mode):
+            net(torch.rand(8, 1, 4, 4) * 9)
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        fail()
+    assert_same(before, snapshot(net))
+
+
+@each_mode
+def test_nested(mode: BatchNormMode) -> None:
+    net = model()
+    before = snapshot(net)
+    with frozen(net, mode):
+        with frozen(net):
+            net(torch.rand(2, 1, 4, 4))
+        assert {m.training for m in net.modules()} == {mode == "train"}
+        assert not any(p.requires_grad for p in net.parameters())
+    assert_same(before, snapshot(net))
+
+
+def test_existing_gradients_are_left_alone() -> None:
+    """Somebody who accumulates gradients over batches keeps them, to the bit."""
+    net, x = model(), torch.rand(8, 1, 4, 4)
+    net(x).sum().backward()
+    kept = [None if p.grad is None else p.grad.clone() for p in net.parameters()]
+    PGD(steps=2).craft(net, x, torch.zeros(8, dtype=torch.int64), Linf(0.1), Rng.batch(8))
+    for p, before in zip(net.parameters(), kept, strict=True):
+        assert (p.grad is None) == (before is None)
+        assert before is None or (p.grad is not None and torch.equal(p.grad, before))
+
+
+def test_batchnorm_mode_decides_what_is_attacked() -> None:
+    """In "train" mode the batch's own statistics count, so the adversaries differ."""
+    net, x, y = model().double(), torch.rand(8, 1, 4, 4).double() * 0.2, torch.zeros(8, dtype=torch.int64)
+    net[3] = nn.Identity()
+    crafted = {
+        mode: FGSM().craft(net, x, y, Linf(0.1), Rng.batch(8), mode)  # type: ignore[arg-type]
+        for mode in ("eval", "train")
+    }
+    assert not torch.equal(crafted["eval"], crafted["train"])
+
+
+def test_any_callable_can_be_attacked() -> None:
+    def double(x: Tensor) -> Tensor:
+        return 2 * x
+
+    function: Callable[[Tensor], Tensor] = double
+    with frozen(function):
+        assert function(torch.ones(1)).item() == 2
+
+
+def exported(net: nn.Module) -> nn.Module:
+    batch = {0: torch.export.Dim("batch")}
+    return torch.export.export(net, (torch.rand(8, 1, 4, 4),), dynamic_shapes=(batch,)).module()
+
+
+@each_mode
+@pytest.mark.parametrize("training", [False, True], ids=["exported in eval", "exported in train"])
+def test_a_module_by_export_that_refuses_modes(mode: BatchNormMode, training: bool) -> None:
+    """It stays in the mode of its export; what that changes is put back, as are the modes around it."""
+    core = exported(model().train(training))
+    with pytest.raises(NotImplementedError):
+        core.eval()
+    net = nn.Sequential(nn.Dropout(0.5), core, nn.BatchNorm1d(3))
+    net[2].eval()
+    before = snapshot(net)
+    with frozen(net, mode):
+        assert {m.training for m in net.modules()} == {mode == "train"}
+        net(torch.rand(8, 1, 4, 4) * 9)
+        assert not any(p.requires_grad for p in net.parameters())
+        now = snapshot(net)["values"]
+        moved = [k for k, v in before["values"].items() if k.startswith("1.") and not torch.equal(v, now[k])]
+        assert bool(moved) == training, "the case is to exercise the buffers"
+    assert_same(before, snapshot(net))
+    x_adv = PGD(steps=2).craft(
+        core, torch.rand(8, 1, 4, 4), torch.zeros(8).long(), Linf(0.1), Rng.batch(8), mode
+    )
+    assert x_adv.shape == (8, 1, 4, 4)
+    assert_same(before, snapshot(net))
+
+
+class Counts(nn.Module):
+    """Counts its passes in any mode: in place, and in a buffer that it puts a new tensor into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(1))
+        self.register_buffer("mean", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean().detach()
+        return x.flatten(1)
+
+
+@each_mode
+def test_buffers_that_change_in_any_mode(mode: BatchNormMode) -> None:
+    net = Counts()
+    buffers = list(net.buffers())
+    with frozen(net, mode):
+        net(torch.rand(2, 3))
+        assert [float(b) != 0 for b in net.buffers()] == [True, True]
+    assert all(now is before for now, before in zip(net.buffers(), buffers, strict=True))
+    assert [float(b) for b in net.buffers()] == [0, 0]
+
+
+def test_a_graph_that_holds_the_buffers_can_still_be_gone_back_through() -> None:
+    net, x = model().eval(), torch.rand(8, 1, 4, 4)
+    loss = net(x).sum()
+    PGD(steps=2).craft(net, x, torch.zeros(8, dtype=torch.int64), Linf(0.1), Rng.batch(8))
+    loss.backward()
+    assert net[5].weight.grad is not None
 
 
 def logits_and_gradient(model: object, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -200,3 +375,81 @@ def test_verdicts_and_attacks_that_need_it_have_full_float32(
     with pytest.raises(RuntimeError, match="broken"):
         predict(fail, x, 2)
     assert precisions() == before
+
+
+def order(model: nn.Module) -> list[bool]:
+    """Whether each convolution is channels last; of one channel or one pixel it is in any order."""
+    weights = [m.weight for m in model.modules() if isinstance(m, nn.Conv2d)]
+    told = [w for w in weights if w.shape[1] > 1 and w[0, 0].numel() > 1]
+    return [w.is_contiguous(memory_format=torch.channels_last) for w in told]
+
+
+def stays(layer: nn.Module, images: tuple[Tensor, ...], features: Tensor) -> None:
+    """What a layer gives is in that order too: or the next one would have to put it so."""
+    assert features.is_contiguous(memory_format=torch.channels_last)
+
+
+class Viewed(nn.Module):
+    """Takes its features apart by `view`, which knows one order of memory only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(32, 3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.layer(x.expand(-1, 32, -1, -1))
+        return features.view(len(x), -1)[:, ::4]
+
+
+@pytest.mark.parametrize("name", ["cnn", "wrn-10-1", "preact-resnet18"])
+def test_answers_and_gradients_are_the_same(name: str) -> None:
+    shape = (1, 28, 28) if name == "cnn" else (3, 32, 32)
+    model = build(name, shape=shape, seed=1).double().eval()
+    x = torch.rand(3, *shape, dtype=torch.float64)
+
+    def found() -> tuple[Tensor, Tensor]:
+        z = x.clone().requires_grad_()
+        logits = model(z)
+        return logits.detach(), torch.autograd.grad(logits.square().sum(), z)[0]
+
+    with frozen(model):
+        wanted = found()
+        with channels_last(model, x):
+            assert all(order(model))
+            for layer in model.modules():
+                if isinstance(layer, nn.Conv2d):
+                    layer.register_forward_hook(stays)
+            got = found()
+    for one, other in zip(wanted, got, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+def test_the_model_comes_back_with_the_tensors_that_it_had() -> None:
+    model = build("cnn")
+    tensors = [(p.data_ptr(), p.stride(), p._version) for p in model.parameters()]
+
+    def attacked() -> None:
+        with channels_last(model, torch.rand(1, 1, 28, 28)):
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        attacked()
+    assert [(p.data_ptr(), p.stride(), p._version) for p in model.parameters()] == tensors
+
+
+@pytest.mark.parametrize("model", [build("cnn-small"), Viewed()], ids=["narrow", "view"])
+def test_where_it_does_not_pay_or_work_nothing_is_changed(model: nn.Module) -> None:
+    with channels_last(model, torch.rand(1, 1, 28, 28)):
+        assert not any(order(model))
+
+
+@pytest.mark.parametrize(
+    "model", [build("wrn-10-1", shape=(1, 8, 8), seed=2), Viewed()], ids=["wide", "view"]
+)
+def test_an_evaluation_has_it(model: nn.Module) -> None:
+    seen: list[bool] = []
+    model.register_forward_hook(lambda *_: seen.extend(order(model)))
+    x, y = torch.rand(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64)
+    atlas.evaluate(model, (x, y), threat=atlas.Linf(0.1), attacks={"PGD": PGD(steps=2)}, progress=False)
+    assert seen[-1] is not isinstance(model, Viewed)
+    assert not any(order(model))

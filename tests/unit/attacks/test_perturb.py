@@ -86,15 +86,6 @@ def test_perturb_is_as_strong_as_the_attack_of_another_library(trained: Case) ->
     assert found == pytest.approx(wanted, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    "attack", [APGD(), TargetedFAB(), Square(), Untargeted(), RayS()], ids=lambda a: type(a).__name__
-)
-def test_attacks_for_evaluation_say_that_they_are(attack: Attack) -> None:
-    model, x, y = small()
-    with pytest.raises(UsageError, match=r"for evaluation only.*To train, use FGSM\(\) or PGD\(\)"):
-        attack.perturb(model, x, y, Linf(0.1))
-
-
 # --- random numbers ---
 
 

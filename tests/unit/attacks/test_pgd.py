@@ -227,13 +227,6 @@ def test_radius_0_asks_the_model_nothing() -> None:
     assert torch.equal(PGD().craft(never, x, y, Linf(0.0), Rng.batch(COUNT)), x)
 
 
-def test_works_where_gradients_are_off() -> None:
-    model, (x, y) = net(), images()
-    with torch.no_grad():
-        inside = FGSM().craft(model, x, y, Linf(0.1), Rng.batch(COUNT))
-    assert torch.equal(inside, FGSM().craft(model, x, y, Linf(0.1), Rng.batch(COUNT)))
-
-
 def test_lanes_of_a_state() -> None:
     model, (x, y) = net(), images()
     state = PGD(objective="kl").start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
@@ -244,20 +237,6 @@ def test_lanes_of_a_state() -> None:
         assert torch.equal(getattr(back, name), getattr(state, name))
     bare = PGD().start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
     assert bare.select(torch.arange(2)).join(bare).logits is None
-
-
-def test_as_a_function_it_returns_what_fools() -> None:
-    """x_adv = PGD(...)(model, x, y, threat): any misclassified iterate, else the last one."""
-    model, (x, _) = net(4), images()
-    y = model(x).argmax(1)
-    attack, threat = PGD(steps=4, restarts=2), Linf(0.2)
-    x_adv = attack(model, x, y, threat, Rng.batch(COUNT))
-    assert threat.contains(x_adv, x).all()
-    fooled = model(x_adv).argmax(1) != y
-    crafted = model(replace(attack, restarts=1).craft(model, x, y, threat, Rng.batch(COUNT))).argmax(1) != y
-    assert 0 < fooled.sum() < COUNT
-    assert (fooled | ~crafted).all(), "what one climb fools, all of them fool"
-    assert attack(model, x[:0], y[:0], threat).shape == (0, 1, 4, 4)
 
 
 class Valley(nn.Module):

@@ -76,12 +76,6 @@ def test_only_images_have_squares() -> None:
         Square().start(net((16,)), fresh(torch.rand(2, 16)), Linf(0.1))
 
 
-def test_it_is_autoattacks_by_default() -> None:
-    attack = Square()
-    assert (attack.queries, attack.steps, attack.p, attack.restarts) == (5000, 5000, 0.8, 1)
-    assert (attack.loss, attack.white_box, attack.attempts(10)) == ("margin", False, 1)
-
-
 def test_sides() -> None:
     """round(sqrt(share h w)) of shares 0.8, 0.4, ...; in L2 made odd, and 3 at least. By hand."""
     assert sides_of(0.8, 28, 28, odd=False) == (25, 18, 13, 9, 6, 4, 3, 2, 2, 1)

@@ -155,11 +155,6 @@ def test_refused(wrong: Any) -> None:
         Transfer(wrong)
 
 
-def test_the_papers_black_box_attack_is_the_default() -> None:
-    assert Transfer((ONE,)).attack == PGD(steps=1000, step_size=0.01)
-    assert Transfer((ONE,)).steps == 1000
-
-
 def test_a_surrogate_for_other_images_is_refused_before_any_attack() -> None:
     surrogate, (x, y) = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), images()
     with pytest.raises(UsageError, match=r"failed on images .*2x9 and 16x3"):
