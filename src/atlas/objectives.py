@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from atlas.errors import UsageError
 from atlas.rng import Rng
 
 Projections = int | Literal["exact"]
@@ -73,12 +72,6 @@ def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     return targeted_margin(logits, y, target) / (first - (third + fourth) / 2 + LEAST_SPREAD)
 
 
-def check_projections(projections: object) -> None:
-    """Refuse what `squared_jacobian` cannot take."""
-    if projections != "exact" and not (type(projections) is int and projections >= 1):
-        raise UsageError(f"projections must be an integer >= 1 or 'exact', got {projections!r}")
-
-
 def squared_jacobian(
     logits: Tensor, x: Tensor, rng: Rng, projections: Projections = 1, *, create_graph: bool = True
 ) -> Tensor:
@@ -88,7 +81,6 @@ def squared_jacobian(
     and one backward pass gives it whatever C is; `projections` of them are averaged. "exact" takes one
     backward pass for each class. It is the square, without a factor 1/2 (App. A.1).
     """
-    check_projections(projections)
     classes = logits.shape[1]
     if projections == "exact":
         directions = list(torch.eye(classes, dtype=logits.dtype, device=logits.device).unsqueeze(1))

@@ -110,9 +110,15 @@ class Threat(ABC):
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         """A uniform point of the ball around 0, shaped like x."""
 
-    @abstractmethod
     def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
         """x_adv after a steepest-ascent step of length `size` (a number, or one for each lane)."""
+        if isinstance(size, Tensor):
+            size = per_example(size, x_adv)
+        return x_adv + self.steepest(gradient).mul_(size)
+
+    @abstractmethod
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """The direction of length 1 along which the loss rises fastest; a new tensor."""
 
     @abstractmethod
     def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
@@ -149,10 +155,8 @@ class Linf(Threat):
     def noise(self, x: Tensor, rng: Rng) -> Tensor:
         return rng.uniform(x.shape[1:], -self.eps, self.eps, x.dtype)
 
-    def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
-        if isinstance(size, Tensor):
-            size = per_example(size, x_adv)
-        return x_adv + gradient.sign().mul_(size)
+    def steepest(self, gradient: Tensor) -> Tensor:
+        return gradient.sign()
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
         radius = self.eps if eps is None else per_example(eps, x)
@@ -186,14 +190,11 @@ class L2(Threat):
         radius = rng.fold("length").uniform((1,), dtype=x.dtype) ** (1 / size)
         return (direction * radius * self.eps).view_as(x)
 
-    def ascend(self, x_adv: Tensor, gradient: Tensor, size: Tensor | float) -> Tensor:
+    def steepest(self, gradient: Tensor) -> Tensor:
         # A sure or badly scaled model has gradients whose squares leave float32's range, so scale first.
         flat = gradient.flatten(1)
         largest = flat.abs().amax(1, keepdim=True).clamp_min_(torch.finfo(flat.dtype).tiny)
-        direction = torch.nn.functional.normalize(flat / largest).view_as(gradient)
-        if isinstance(size, Tensor):
-            size = per_example(size, x_adv)
-        return x_adv + direction.mul_(size)
+        return torch.nn.functional.normalize(flat / largest).view_as(gradient)
 
     def project(self, x_adv: Tensor, x: Tensor, eps: Tensor | None = None) -> Tensor:
         """x + t (x_adv - x), cut by the box, with the largest t <= 1 that stays in the ball.

@@ -42,8 +42,6 @@ def checked_inputs(x: Tensor, y: Tensor, threat: Threat) -> tuple[Tensor, Tensor
     if not x.is_floating_point():
         raise DataError(f"images must be floats in [0, 1], got {describe(x)}: convert them with x / 255")
     check_pixels(x)
-    # Autograd refuses tensors that were made in inference mode, but not copies of them.
-    x, y = (tensor.clone() if tensor.is_inference() else tensor for tensor in (x, y))
     return x, y.to(torch.int64)
 
 
@@ -101,11 +99,6 @@ def answer(model: Model, x: Tensor) -> Tensor:
         raise UsageError(
             f"the model gives {describe(logits)} for {len(x)} images; {EXPECTED}, 2 classes or more"
             + (ONE_LOGIT if logits.numel() == len(x) and logits.is_floating_point() else "")
-        )
-    if logits.device != x.device:
-        raise UsageError(
-            f"the model answers on {logits.device} to images on {x.device}, expected one device: give the "
-            "module itself, or bring its answers back, as in lambda x: model(x.cuda()).cpu()"
         )
     return logits
 

@@ -54,11 +54,6 @@ def frozen(model: Model, mode: BatchNormMode = "eval", *, fast_conv_grad: bool =
     if not isinstance(model, nn.Module):
         yield
         return
-    if any(tensor.is_inference() for tensor in [*model.parameters(), *model.buffers()]):
-        raise UsageError(
-            "the model was made inside torch.inference_mode(), so no gradient can be taken through it: build "
-            "it and load its weights outside"
-        )
     modes = [(module, module.training) for module in model.modules()]
     slow = slow_convolutions(model) if fast_conv_grad else []
     trainable = [p for p in model.parameters() if p.requires_grad]
@@ -254,7 +249,7 @@ class Averaged:
 
     model: Model
     passes: int
-    random: ClassVar[bool] = True
+    random: ClassVar[bool] = True  # no climb on it can go in circles
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.stack([self.model(x) for _ in range(self.passes)]).mean(0)

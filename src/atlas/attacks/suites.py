@@ -49,16 +49,14 @@ def names() -> list[str]:
     return list(_tables())
 
 
-def suite(name: str, data: str = "", within: tuple[str, ...] = (), norm: str = "linf") -> Suite:
+def suite(name: str, data: str = "", norm: str = "linf") -> Suite:
     """The suite of this name, in its form for the data set `data` where there is one; or that of a file.
 
     A form with steps in pixels of one norm says so, and is taken for that `norm` only. A custom file (.toml)
-    is such a table as those of `suites.toml`, at its top level. `within` are the files that include it.
+    is such a table as those of `suites.toml`, at its top level.
     """
     if name.endswith(".toml"):
-        if any(Path(name).resolve() == Path(outer).resolve() for outer in within):
-            raise UsageError(f"suites include each other: {' -> '.join([*within, name])}; remove one include")
-        given, within, name = _read(Path(name)), (*within, name), Path(name).stem
+        given, name = _read(Path(name)), Path(name).stem
     elif name in _tables():
         given = _tables().get(f"{name}-{data}", _tables()[name])
         if given.get("norm", norm) != norm:
@@ -68,7 +66,7 @@ def suite(name: str, data: str = "", within: tuple[str, ...] = (), norm: str = "
     table = build(_Table, given, {}, f"suite {name}")
     entries = list[tuple[str, Mapping[str, Any]]]()
     for other in table.includes:
-        entries += suite(other, data, within, norm).attacks.items()
+        entries += suite(other, data, norm).attacks.items()
     for attack in table.attacks:
         if not all(isinstance(attack.get(key), str) for key in ("label", "name")):
             raise UsageError(

@@ -18,13 +18,7 @@ from atlas.attacks import BatchNormMode, Model, TrainingAttack
 from atlas.attacks.inputs import checked_inputs, explained
 from atlas.config import check_counts, check_fields, number, omit_default_from_hash
 from atlas.errors import UsageError
-from atlas.objectives import (
-    Projections,
-    check_projections,
-    cross_entropy,
-    logits_and_squared_jacobian,
-    squared_secant,
-)
+from atlas.objectives import Projections, cross_entropy, logits_and_squared_jacobian, squared_secant
 from atlas.rng import Rng, streams
 from atlas.threat import Threat
 
@@ -161,8 +155,9 @@ class LocalMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_projections(self.projections)
         check_counts(jacobian_every=self.jacobian_every)
+        if self.projections != "exact":
+            check_counts(projections=self.projections)
         if not 0 < self.h < float("inf"):
             raise UsageError(f"h must be > 0 and finite, got {self.h}")
 

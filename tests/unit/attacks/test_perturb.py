@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import atlas
 from atlas.attacks import APGD, FGSM, PGD, Attack, RayS, Square, TargetedFAB, Untargeted, engine
 from atlas.errors import UsageError
-from atlas.methods import Adv, Atlas, Jac, Method, Natural, Trades
+from atlas.methods import Adv, Atlas, Jac, Method
 from atlas.rng import Rng
 from atlas.threat import Linf
 
@@ -193,27 +193,3 @@ def test_inference_mode_is_refused_by_whole_commands_and_by_losses_without_an_at
             atlas.evaluate(model, (x, y), Linf(0.1), progress=False)
         with pytest.raises(UsageError, match=f"^attacks and losses need gradients, {words}"):
             atlas.fit(model, (x, y), Adv(), threat=Linf(0.1), progress=False)
-
-
-@pytest.mark.parametrize("method", [Natural(), Jac(), Adv(), Trades(), Atlas(alpha=0.1, beta=1.0)], ids=str)
-def test_tensors_from_inference_mode_are_copied(method: Method) -> None:
-    model, x, y = small()
-    with torch.inference_mode():
-        x_there, y_there = x.clone(), y.clone()
-    rng, threat = Rng.batch(6), Linf(0.1)
-    method.loss(model, x_there, y_there, threat=threat, rng=rng).backward()
-    assert torch.equal(
-        PGD(steps=2).perturb(model, x_there, y_there, threat, rng),
-        PGD(steps=2).perturb(model, x, y, threat, rng),
-    )
-    assert torch.equal(
-        PGD(steps=2)(model, x_there, y_there, threat, rng), PGD(steps=2)(model, x, y, threat, rng)
-    )
-
-
-def test_a_model_from_inference_mode_is_refused_in_words() -> None:
-    _, x, y = small()
-    with torch.inference_mode():
-        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 4))
-    with pytest.raises(UsageError, match=r"made inside torch\.inference_mode"):
-        PGD(steps=2).perturb(model, x, y, Linf(0.1))

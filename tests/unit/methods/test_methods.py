@@ -66,7 +66,7 @@ def test_impossible_weights(make: Callable[[float], Method], term: str, weight: 
 def test_impossible_projections_are_refused_when_built(
     kind: Callable[..., Method], projections: object
 ) -> None:
-    with pytest.raises(UsageError, match=r"must be an integer (>= 1 )?or 'exact'"):
+    with pytest.raises(UsageError, match=r"projections must be an integer (>= 1|or 'exact'), got"):
         kind(projections=projections)
 
 
