@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atlas.attacks import ATTACKS, PGD, Adapted, adapt, engine
+from atlas.attacks import PGD, adapt, engine
 from atlas.errors import UsageError
 from atlas.evaluation import evaluate
 from atlas.rng import Rng
@@ -256,7 +256,3 @@ def test_another_shape_is_refused() -> None:
 def test_what_cannot_be_adapted(theirs: object) -> None:
     with pytest.raises(UsageError, match="expected an attack object of torchattacks, foolbox, art"):
         adapt(theirs)
-
-
-def test_it_comes_from_no_table() -> None:
-    assert Adapted not in ATTACKS.values()

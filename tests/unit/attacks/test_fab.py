@@ -141,15 +141,6 @@ def test_the_scale_of_the_gradient_does_not_matter(threat: Threat, scale: float)
 
 
 @each_threat
-def test_a_lane_knows_nothing_of_the_others(threat: Threat) -> None:
-    points, w, gap = problem(50, 300)
-    d, lengths = shortest_steps(threat, points, w, gap)
-    some = torch.tensor([31, 4])
-    alone = shortest_steps(threat, points[some], w[some], gap[some])
-    torch.testing.assert_close(alone, (d[some], lengths[some]), rtol=0, atol=1e-13)
-
-
-@each_threat
 def test_few_passes_are_enough(threat: Threat, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the cap is never used, with pieces as many as pixels."""
     points, w, gap = problem(200, 3000)

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import atlas
 from atlas.attacks import APGD, FGSM, PGD, Attack, RayS, Square, TargetedFAB, Untargeted, engine
 from atlas.errors import UsageError
-from atlas.methods import Adv, Atlas, Jac, Method
+from atlas.methods import Atlas, Method
 from atlas.rng import Rng
 from atlas.threat import Linf
 
@@ -181,15 +181,3 @@ def test_inference_mode_is_refused_in_words(draw: Callable[[Rng | None], Tensor]
     with torch.no_grad():
         inside = draw(Rng.batch(6))
     assert torch.equal(inside, draw(Rng.batch(6)))
-
-
-def test_inference_mode_is_refused_by_whole_commands_and_by_losses_without_an_attack() -> None:
-    model, x, y = small()
-    words = r"which torch\.inference_mode\(\) rules out: call them outside"
-    with torch.inference_mode():
-        with pytest.raises(UsageError, match=words):
-            Jac().loss(model, x, y, threat=Linf(0.1))
-        with pytest.raises(UsageError, match=words):
-            atlas.evaluate(model, (x, y), Linf(0.1), progress=False)
-        with pytest.raises(UsageError, match=f"^attacks and losses need gradients, {words}"):
-            atlas.fit(model, (x, y), Adv(), threat=Linf(0.1), progress=False)

@@ -111,38 +111,6 @@ def test_never_leaves_ball_or_box(attack: PGD, threat: Threat, dtype: torch.dtyp
     assert outside == (attack.start_at == "uniform" and not attack.clip_start)
 
 
-@each_threat
-def test_craft_is_the_end_of_a_plain_loop(threat: Threat) -> None:
-    """PGD written out again, with torch's own cross-entropy and plain clamps."""
-    model, (x, y) = net(), images()
-    attack = PGD(steps=5, step_size=0.08)
-    rng = Rng.batch(COUNT, seed=4)
-    point = threat.random_start(x, rng.fold("restart", 0))
-    for _ in range(5):
-        point.requires_grad_()
-        (gradient,) = torch.autograd.grad(
-            nn.functional.cross_entropy(model(point), y, reduction="sum"), point
-        )
-        if isinstance(threat, Linf):
-            moved = point.detach() + 0.08 * gradient.sign()
-            point = torch.max(torch.min(moved, x + threat.eps), x - threat.eps).clamp(0, 1)
-        else:
-            length = gradient.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
-            point = threat.project(point.detach() + 0.08 * gradient / length, x)
-    torch.testing.assert_close(attack.craft(model, x, y, threat, rng), point, rtol=0, atol=1e-12)
-
-
-def test_advance_gives_the_logits_at_the_points_left() -> None:
-    model, (x, y) = net(), images()
-    state = PGD(steps=3).start(model, fresh(x, y, Rng.batch(COUNT)), Linf(0.1))
-    after, x_tried, logits = PGD(steps=3).advance(model, state, Linf(0.1))
-    assert x_tried is state.x_adv
-    assert torch.equal(logits, model(state.x_adv).detach())
-    assert not logits.requires_grad
-    assert (after.step - state.step).unique().tolist() == [1]
-    assert not torch.equal(after.x_adv, state.x_adv)
-
-
 @pytest.mark.parametrize(
     ("attack", "lengths"),
     [
