@@ -6,7 +6,7 @@ import json
 import shlex
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -17,9 +17,9 @@ from atlas.errors import Interrupted, UsageError, choose
 from atlas.terminal import duration
 from atlas.training.precision import fastest
 from atlas_paper.artefacts import ARTEFACTS
+from atlas_paper.cells import JobResult
 from atlas_paper.request import SCALES, Request
-from atlas_paper.results import Results, gather
-from atlas_paper.runner import Runner
+from atlas_paper.results import Results
 from atlas_paper.workspace import Workspace
 from atlas_paper.write import NO_RESULT, write
 
@@ -84,98 +84,83 @@ def reproduce(
     for folder in runs or ():
         if not folder.is_dir():
             raise UsageError(f"--runs {folder}: no such folder")
-    space = Workspace(workspace, tuple(runs or ()))
     request = Request(
         choose("artefact", artefact, ARTEFACTS),
-        choose("scale", scale, {name: name for name in SCALES}),
-        space.data,
+        scale,
         network,
-        choose("version", version, {"written": "written", "tuned": "tuned"}),
+        version,
         seeds,
         tuple(key.strip() for part in rows or () for key in part.split(",") if key.strip()),
         attack_dtype,
         fastest(checked_device(device)).get("precision", "float32") if precision == "auto" else precision,
     )
-    runner = Runner(space, root, device, say)
+    space = Workspace(workspace, tuple(runs or ()), root, device, say)
     if dry_run:
-        _print_jobs(gather(request, runner))
+        _print_jobs(request, space)
         return
-    options = _options(workspace, runs or [], out, device, root)
+    stopped = None
     try:
         if not finished:
-            runner.work(request)
-    except Interrupted:
-        _write(gather(request, runner), out or space.results(request.name), options)
-        raise
-    _write(gather(request, runner), out or space.results(request.name), options)
-
-
-def _options(
-    workspace: Path, runs: list[Path], out: Path | None, device: str | None, root: Path | None
-) -> str:
-    """The options that name folders and the device."""
-    given: list[tuple[str, object]] = [("--runs", folder) for folder in runs]
-    given += [("--workspace", workspace if workspace != WORKSPACE else None)]
-    given += [("--out", out), ("--root", root), ("--device", device)]
-    return " ".join(f"{name} {shlex.quote(str(value))}" for name, value in given if value is not None)
-
-
-def _write(results: Results, folder: Path, options: str) -> None:
-    paths = write(results, folder)
-    if results.request.artefact.columns:
-        _print_cells(results)
-    else:
-        _print_summaries(results)
+            space.work(request.jobs)
+    except Interrupted as error:
+        stopped = error
+    results = Results.of(request, space)
+    paths = write(results, out or workspace / "results" / request.name)
+    _print_numbers(results)
     for path in paths:
         say(f"  {path}")
-    if results.request.scale == "smoke":
+    if scale == "smoke":
         say(NO_RESULT)
     if results.missing:
+        options: list[tuple[str, object]] = [("--runs", folder) for folder in runs or ()]
+        options += [("--workspace", workspace if workspace != WORKSPACE else None)]
+        options += [("--out", out), ("--root", root), ("--device", device)]
+        given = [f"{name} {shlex.quote(str(value))}" for name, value in options if value is not None]
         say(f"missing: {'; '.join(results.missing)}")
-        say(f"to continue: {results.remaining.command} {options}".rstrip())
+        say(f"to continue: {' '.join([results.remaining.command, *given])}")
+    if stopped:
+        raise stopped
 
 
-def _print_cells(results: Results) -> None:
+def _print_numbers(results: Results) -> None:
     """Each number on its own line, so that any terminal is wide enough."""
-    table = Table("", "", "paper", "ours [95% interval]", "difference", "n", box=None, pad_edge=False)
-    for row in results.rows:
-        for k, (column, result) in enumerate(results.cells[row.key].items()):
-            cell, n = result.cell(), "" if result.n is None else f"{result.n:,}"
-            ours = f"{cell.text} {cell.bounds}".strip()
-            name = results.name(row) if k == 0 else ""
-            table.add_row(name, column, result.paper_cell().text, ours, result.difference_cell().text, n)
-        table.add_section()
-    console.print(table)
-
-
-def _print_summaries(results: Results) -> None:
-    """The tables of a figure, each number on its own line."""
+    if results.request.artefact.columns:
+        table = Table("", "", "paper", "ours [95% interval]", "difference", "n", box=None, pad_edge=False)
+        for row in results.rows:
+            name = results.request.row_name(row)
+            for column, result in results.cells[row.key].items():
+                cell, n = result.cell(), "" if result.n is None else f"{result.n:,}"
+                ours = f"{cell.text} {cell.bounds}".strip()
+                table.add_row(name, column, result.paper_cell().text, ours, result.difference_cell().text, n)
+                name = ""
+            table.add_section()
+        console.print(table)
+        return
     for part in results.tables.values():
         table = Table("", "", "", title=part.title, box=None, pad_edge=False, show_header=False)
-        for name, *cells in part.rows:
+        for first, *cells in part.rows:
             for k, (column, cell) in enumerate(zip(part.columns[1:], cells, strict=True)):
-                table.add_row("" if k else name.text, column, cell.text)
+                table.add_row("" if k else first.text, column, cell.text)
             table.add_section()
         console.print(table)
         for note in part.legend:
             say(note)
 
 
-def _costs() -> dict[str, Any]:
-    """Estimated once on one machine: "machine", and "seconds" by artefact and scale."""
-    return dict(json.loads((resources.files("atlas_paper") / "costs.json").read_text("utf-8")))
+def _costs() -> tuple[dict[str, dict[str, float]], str]:
+    """Seconds by artefact and scale, estimated once, and the machine that they are for."""
+    costs = json.loads((resources.files("atlas_paper") / "costs.json").read_text("utf-8"))
+    return costs["seconds"], "{cores} cores of {cpu}".format(**costs["machine"])
 
 
 def _list() -> None:
     """All artefacts, with the time that each takes at each scale from nothing and for one seed."""
-    costs = _costs()
+    seconds, where = _costs()
     table = Table("artefact", "of", *SCALES, box=None, pad_edge=False)
-    for artefact in ARTEFACTS.values():
-        seconds = costs["seconds"].get(artefact.name, {})
-        times = (duration(seconds[scale]) if scale in seconds else "-" for scale in SCALES)
-        table.add_row(artefact.name, artefact.of, *times)
+    for name, artefact in ARTEFACTS.items():
+        times = (duration(seconds[name][scale]) if name in seconds else "-" for scale in SCALES)
+        table.add_row(name, artefact.of, *times)
     console.print(table)
-    where = "{cores} cores of {cpu} ({device})".format(**costs["machine"])
     say(
         f"paper, cpu and smoke are scales: the estimated time of each on {where}, from nothing and for one "
         "seed, with one process per core (--rows). Artefacts share runs, so all together take less than the "
@@ -184,33 +169,21 @@ def _list() -> None:
     )
 
 
-def _print_jobs(results: Results) -> None:
+def _print_jobs(request: Request, workspace: Workspace) -> None:
     """The runs of a request, how far each has come, and what is missing."""
-    request, workspace = results.request, results.runner.workspace
     table = Table("run", "preset", "state", "attacks done", "attacks left", box=None, pad_edge=False)
     trainings = evaluations = 0
-    for task in {row.task: None for row in request.rows if row.task in request.transfer_tasks}:
-        status = workspace.status(request.surrogate(task))
-        trainings += not status.finished
-        table.add_row(f"surrogate, {task}", status.run.name, status.lacks or status.state)
-    for seed in range(request.seeds):
-        for row in request.rows:
-            result = results.seeds[row.key][seed]
-            left = [c.label for c in request.columns(row) if c.label not in result.reports]
-            name, status = f"{row.label}, {row.task}, seed {seed}", result.status
-            trainings += not status.finished
-            evaluations += len(left)
-            table.add_row(
-                name,
-                status.run.name,
-                status.lacks or status.state,
-                ", ".join(result.reports),
-                ", ".join(left),
-            )
+    for job in request.jobs:
+        found = JobResult.of(job, workspace)
+        left = [spec.label for spec in job.attacks if spec.label not in found.reports]
+        state = found.state if found.state == "finished" else found.lacks
+        table.add_row(job.name, job.run.name, state, ", ".join(found.reports), ", ".join(left))
+        trainings += found.state != "finished"
+        evaluations += len(left)
     console.print(table)
     say(f"missing: {trainings} trainings and {evaluations} evaluations")
-    costs, name = _costs(), request.artefact.name
-    if name in costs["seconds"]:
-        hours = duration(costs["seconds"][name][request.scale])
-        where = "{cores} cores of {cpu}".format(**costs["machine"])
-        say(f"{name} at scale {request.scale}, from nothing and for one seed: about {hours} on {where}")
+    seconds, where = _costs()
+    if request.artefact.name in seconds:
+        hours = duration(seconds[request.artefact.name][request.scale])
+        name = f"{request.artefact.name} at scale {request.scale}"
+        say(f"{name}, from nothing and for one seed: about {hours} on {where}")

@@ -1,137 +1,44 @@
-"""What was asked for: an artefact, how much of it, and which runs and evaluations that means."""
+"""What was asked for: an artefact, how much of it, and which trainings and attacks that means."""
 
 from __future__ import annotations
 
-import io
 import shlex
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from functools import cached_property
-from pathlib import Path
+from importlib import resources
 from typing import Any, Literal, get_args
-
-import numpy as np
 
 from atlas import presets
 from atlas.attacks.model_variants import DTYPES
-from atlas.config import fingerprint, overridden
+from atlas.attacks.suites import TRANSFER, suite
 from atlas.errors import UsageError, choose
-from atlas.evaluation.score import ON_CLEAN, WORST_CASE
-from atlas.files import write_atomic
-from atlas.training import RunConfig
 from atlas.training.precision import Precision
-from atlas.training.settings import REGISTRIES
-from atlas_paper.artefact import Artefact, Column, ModelRow, column
-from atlas_paper.paper import TIME
+from atlas_paper.artefact import Artefact, ModelRow
+from atlas_paper.cells import DERIVED, MOST_SEEDS, TIME
+from atlas_paper.jobs import AttackSpec, Job, RunSpec
 
-ScaleName = Literal["paper", "cpu", "smoke"]
-SCALES: tuple[ScaleName, ...] = ("paper", "cpu", "smoke")
 Version = Literal["written", "tuned"]
+SCALES = tomllib.loads((resources.files("atlas_paper") / "scales.toml").read_text("utf-8"))
 NETWORKS = ("cnn", "cnn-small")
 """The networks that MNIST's rows can have."""
 SURROGATE, SURROGATE_SEED = "natural", 99
 """The black box attack's surrogate is a model of the same network, trained without an adversary from another
 seed than any row: the paper does not say which it takes."""
-MOST_SEEDS = 10
-DERIVED = (ON_CLEAN, WORST_CASE, TIME)
-"""Columns that are not attacks."""
-SMOKE_CLASSES = {"cifar10": 10, "cifar100": 100}
-SMOKE_SIDE, SMOKE_TRAIN, SMOKE_TEST, SMOKE_USED = 8, 300, 40, 10
-"""Pixels per side, images, and classes that have images, of what replaces CIFAR at scale smoke."""
-_BRIEF = {
-    "training.batch_size": 50,
-    "training.optimizer.kind": "adam",
-    "training.optimizer.lr": 0.01,
-    "training.schedule.epochs": 3,
-    "training.schedule.ramp_epochs": 1,
-    "training.validation.size": 50,
-    "training.validation.attack.steps": 2,
-    "method.attack.steps": 2,
+SUITES = {
+    **dict.fromkeys(("black box", "PGD-20", "PGD-1000", "Un-T", "Multi-T"), "paper"),
+    **{"AutoAttack": "autoattack", "RayS": "rays"},
 }
-"""What makes a training take seconds. Keys that do not apply to a preset are dropped."""
-
-CPU_CIFAR = (
-    "WRN-10-1 on the first 6,000 training images, 30 epochs at most, eps growing over 10; the paper has "
-    "WRN-28-8, all 50,000 images, and eps growing over 15 epochs"
-)
-_SMALLER = {
-    "model": "wrn-10-1",
-    "training.validation.size": 1000,
-    "training.schedule.epochs": 30,
-    "training.schedule.ramp_epochs": 10,
+"""The suite that has the attack of a column."""
+OPTIONS = {
+    "network": "{}",
+    "version": "{}",
+    "seeds": "{}-seeds",
+    "precision": "trained-{}",
+    "attack_dtype": "attacked-{}",
 }
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A training: a preset, changes and a seed."""
-
-    preset: str
-    changes: Mapping[str, Any]
-    seed: int
-
-    @cached_property
-    def config(self) -> RunConfig:
-        table = presets.load_preset(self.preset)[1]
-        changes = {**self.changes, "training.seed": self.seed}
-        return RunConfig.of(overridden(table, changes.items(), REGISTRIES))
-
-    @cached_property
-    def hash(self) -> str:
-        return fingerprint(self.config.table())
-
-    @property
-    def name(self) -> str:
-        return f"{self.preset}-{self.hash[:8]}"
-
-    @property
-    def command(self) -> str:
-        """The `atlas train` command of this run."""
-        values = {k: str(v).lower() if isinstance(v, bool) else v for k, v in self.changes.items()}
-        settings = [f"--set {shlex.quote(f'{key}={value}')}" for key, value in values.items()]
-        seed = [f"--seed {self.seed}"] if self.seed else []
-        return " ".join(["atlas train", self.preset, *settings, *seed])
-
-
-@dataclass(frozen=True)
-class Setting:
-    """One data set at one scale."""
-
-    prefix: str
-    """Of the presets' names."""
-    words: str
-    """What was trained, for the reader of a table."""
-    images: Mapping[str, int]
-    """Test images by column; "" for the other columns; all of them where neither is given."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """What all runs change in their presets, by dotted keys."""
-
-    def n(self, column: str) -> int | None:
-        return self.images.get(column, self.images.get(""))
-
-
-def default_network(scale: ScaleName) -> str:
-    """The network of MNIST's rows."""
-    return "cnn" if scale == "paper" else "cnn-small"
-
-
-def make_smoke_data(folder: Path) -> None:
-    """Write the colour images that replace CIFAR at scale smoke: a mean for each class, and noise."""
-    for task, classes in SMOKE_CLASSES.items():
-        path = folder / f"{task}-smoke.npz"
-        if path.exists():
-            continue
-        draw = np.random.default_rng(0)
-        means = draw.uniform(0.35, 0.65, (classes, 3, SMOKE_SIDE, SMOKE_SIDE))
-        arrays: dict[str, Any] = {}
-        for half, count in {"train": SMOKE_TRAIN, "test": SMOKE_TEST}.items():
-            y = np.arange(count) % SMOKE_USED * (classes // SMOKE_USED) + classes // SMOKE_USED - 1
-            noise = draw.normal(0, 0.25, (count, 3, SMOKE_SIDE, SMOKE_SIDE))
-            arrays |= {f"x_{half}": np.uint8(255 * (means[y] + noise).clip(0, 1)), f"y_{half}": y}
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        write_atomic(path, buffer.getvalue())
+"""What each adds to the name of the folder of results where it is not the default."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +46,7 @@ class Request:
     """One artefact at one scale."""
 
     artefact: Artefact
-    scale: ScaleName
-    smoke_data: Path
-    """The folder of the made-up images of scale smoke."""
+    scale: str = "cpu"
     network: str = ""
     """Of MNIST; "" for the scale's default."""
     version: Version = "written"
@@ -153,26 +58,27 @@ class Request:
     """Of all trainings; a lower one comes with channels last where that is fast."""
 
     def __post_init__(self) -> None:
+        choose("scale", self.scale, SCALES)
+        choose("version", self.version, dict.fromkeys(get_args(Version)))
+        choose("network", self.network or NETWORKS[0], dict.fromkeys(NETWORKS))
         choose("attack dtype", self.attack_dtype, DTYPES)
-        choose("precision", self.precision, {name: name for name in get_args(Precision)})
-        if self.network not in ("", *NETWORKS):
-            raise UsageError(f"network must be one of {', '.join(NETWORKS)}, got {self.network!r}")
+        choose("precision", self.precision, dict.fromkeys(get_args(Precision)))
+        name = self.artefact.name
         if not 1 <= self.seeds <= MOST_SEEDS:
             raise UsageError(f"seeds must be 1 to {MOST_SEEDS}, got {self.seeds}")
         if self.seeds > 1 and not self.artefact.columns:
-            raise UsageError(f"{self.artefact.name} shows one seed; omit --seeds")
+            raise UsageError(f"{name} shows one seed; omit --seeds")
         if not self.of_mnist and (self.network or self.version != "written"):
-            raise UsageError(f"--network and --version are for MNIST; {self.artefact.name} has other data")
+            raise UsageError(f"--network and --version are for MNIST; {name} has other data")
         for pattern in self.only:
             if not any(fnmatchcase(row.key, pattern) for row in self.scaled_rows):
                 keys = ", ".join(row.key for row in self.scaled_rows)
-                raise UsageError(f"{self.artefact.name} has no row {pattern!r}; choose from: {keys}")
-        for row in self.rows:
-            if (name := self._preset(row)) not in presets.names():
-                hint = "; use --version written" if self.version == "tuned" else ""
-                if self.artefact.columns and (known := self.all_rows):
-                    hint += f", or --rows {','.join(row.key for row in known)}"
-                raise UsageError(f"{self.artefact.name} needs the preset {name}, which does not exist{hint}")
+                raise UsageError(f"{name} has no row {pattern!r}; choose from: {keys}")
+        for row in self.scaled_rows:
+            if (preset := self._preset(row)) not in presets.names():
+                raise UsageError(f"{name} needs the preset {preset}, which does not exist; omit --version")
+
+    # --- rows ---
 
     @property
     def scaled_rows(self) -> list[ModelRow]:
@@ -186,104 +92,125 @@ class Request:
         return [row for row in self.scaled_rows if any(fnmatchcase(row.key, p) for p in patterns)]
 
     @property
-    def all_rows(self) -> list[ModelRow]:
-        """The rows that are shown: some may have no tuned preset."""
-        known = set(presets.names())
-        return [row for row in self.scaled_rows if self._preset(row) in known]
-
-    @property
     def of_mnist(self) -> bool:
         return {row.task for row in self.artefact.rows} == {"mnist"}
 
-    def setting(self, task: str) -> Setting:
-        """How the data set is treated at this scale."""
-        mnist, network = task == "mnist", self.network or default_network(self.scale)
-        prefix = f"{task}-" if not mnist or network == "cnn" else "mnist-small-"
-        if self.scale == "paper":
-            trained = f"{network} on all 60,000" if mnist else "WRN-28-8 on all 50,000"
-            return Setting(prefix, f"{trained} training images, all test images", {"RayS": 1000})
-        if self.scale == "smoke":
-            data = "mnist-mini:300" if mnist else str(self.smoke_data / f"{task}-smoke.npz")
-            what = f"{network} on 300 embedded images, 3 epochs, eps 0.05"
-            changes: dict[str, Any] = {"data": data, "threat.eps": 0.05, **_BRIEF}
-            if not mnist:
-                what = f"cnn-small on {SMOKE_TRAIN} made-up images for 3 epochs"
-                changes = {"data": data, "model": "cnn-small", "training.augment": "none", **_BRIEF}
-            words = f"{what}: a test of the machinery, no result"
-            return Setting(prefix, words, {"": 20, "PGD-20": 30}, changes)
-        if mnist:
-            # The larger network takes about 23 times the work.
-            few = {"Multi-T": 200, "RayS": 200} if network == "cnn" else {}
-            words = f"{network} on all 60,000 training images"
-            return Setting(prefix, words, {"": 1000, "PGD-20": 10_000, **few})
-        return Setting(
-            prefix, CPU_CIFAR, {"": 400, "PGD-20": 1000, "RayS": 50}, {"data": f"{task}:6000", **_SMALLER}
-        )
+    def row_name(self, row: ModelRow) -> str:
+        """The row's label, with the data set where there are several."""
+        return f"{row.label}, {row.task}" if len({each.task for each in self.scaled_rows}) > 1 else row.label
 
-    def run(self, row: ModelRow, seed: int) -> RunSpec:
-        return self._run(row.task, self._preset(row), row.changes, seed)
+    # --- trainings and attacks ---
 
-    def surrogate(self, task: str) -> RunSpec:
-        return self._run(task, f"{self.setting(task).prefix}{SURROGATE}", {}, SURROGATE_SEED)
-
-    def _run(self, task: str, preset: str, changes: Mapping[str, Any], seed: int) -> RunSpec:
-        lower = {"training.precision": self.precision, "training.channels_last": "auto"}
-        arithmetic = {} if self.precision == "float32" else lower
-        return RunSpec(
-            preset, {**_applicable(self.setting(task).changes, preset), **changes, **arithmetic}, seed
-        )
+    def setting(self, task: str) -> dict[str, Any]:
+        """How the data set is treated at this scale, as in `scales.toml`."""
+        parts = SCALES[self.scale]
+        table, common = parts["mnist" if task == "mnist" else "cifar"], parts.get("all", {})
+        changes = {**common.get("changes", {}), **table.get("changes", {})}
+        network = self.network or table.get("network", "")
+        return {
+            "network": network,
+            "words": table["words"].format(network=network),
+            "images": table.get(f"images_of_{network}", table["images"]),
+            "changes": {k: v.format(task=task) if isinstance(v, str) else v for k, v in changes.items()},
+            "limits": common.get("limits", {}),
+        }
 
     def _preset(self, row: ModelRow) -> str:
-        return f"{self.setting(row.task).prefix}{row.preset}{'-tuned' if self.version == 'tuned' else ''}"
+        small = "small-" if self.setting(row.task)["network"] == "cnn-small" else ""
+        tuned = "-tuned" if self.version == "tuned" and row.preset != SURROGATE else ""
+        return f"{row.task}-{small}{row.preset}{tuned}"
 
-    def columns(self, row: ModelRow) -> list[Column]:
-        """The evaluations of a row, in the order in which they are made."""
-        setting, labels = self.setting(row.task), self.artefact.columns_of(row)
-        attacks = [label for label in labels if label not in DERIVED]
-        found = [column(label, row.task, setting.n(label), self.scale) for label in attacks]
-        return [each for each in found if each is not None]
+    def run(self, row: ModelRow, seed: int) -> RunSpec:
+        preset = self._preset(row)
+        changes = {**_applicable(self.setting(row.task)["changes"], preset), **row.changes}
+        if self.precision != "float32":
+            changes |= {"training.precision": self.precision, "training.channels_last": "auto"}
+        return RunSpec(preset, changes, seed)
 
-    def shown(self, row: ModelRow) -> list[str]:
+    def columns(self, row: ModelRow) -> list[str]:
         """The columns in which a row has a cell: a data set may lack an attack."""
-        made = {*DERIVED, *(column.label for column in self.columns(row))}
-        return [label for label in self.artefact.columns_of(row) if label in made]
+        made = {*DERIVED, *(spec.label for spec in self.attacks(row))}
+        return [label for label in self.artefact.columns.get(row.task, ()) if label in made]
+
+    def attacks(self, row: ModelRow) -> tuple[AttackSpec, ...]:
+        """The attacks on a row, in the order in which they are made."""
+        columns = self.artefact.columns.get(row.task, ())
+        specs = [self._attack(label, row.task) for label in columns if label not in DERIVED]
+        return tuple(spec for spec in specs if spec.attacks)
+
+    def _attack(self, label: str, task: str) -> AttackSpec:
+        setting, chosen = self.setting(task), suite(choose("column", label, SUITES), task)
+        tables = {k: _limited(table, setting["limits"]) for k, table in chosen.attacks.items()}
+        if chosen.name == "paper":  # where the attack's label may be followed by its budget
+            tables = {k: table for k, table in tables.items() if f"{k} ".startswith(f"{label} ")}
+        transfer = any(table["name"] == TRANSFER for table in tables.values())
+        usual = setting["images"].get("other")
+        n = setting["images"].get(label, usual)
+        return AttackSpec(
+            label,
+            chosen.name,
+            tables,
+            n,
+            random=n is not None and self.scale == "paper",
+            cascade=chosen.cascade,
+            dtype=self.attack_dtype,
+            surrogate=self.run(ModelRow(task, SURROGATE), SURROGATE_SEED) if transfer else None,
+            few=n is not None and (usual is None or n < usual),
+        )
+
+    def job(self, row: ModelRow, seed: int) -> Job:
+        timed = seed == 0 and TIME in self.columns(row)
+        steps = (1 if self.scale == "smoke" else 5) if timed else 0
+        name = f"{row.label}, {row.task}, seed {seed}"
+        return Job(name, self.run(row, seed), self.attacks(row), steps, self.command)
 
     @property
-    def transfer_tasks(self) -> list[str]:
-        """The data sets with a black box column, which need a surrogate."""
-        return sorted({row.task for row in self.all_rows if any(c.transfer for c in self.columns(row))})
+    def jobs(self) -> list[Job]:
+        """All that was asked for, surrogates first."""
+        jobs = [self.job(row, seed) for seed in range(self.seeds) for row in self.rows]
+        specs = {
+            spec.surrogate.hash: spec.surrogate for job in jobs for spec in job.attacks if spec.surrogate
+        }
+        surrogates = [Job(f"surrogate, {spec.name}", spec, (), 0, self.command) for spec in specs.values()]
+        return [*surrogates, *jobs]
+
+    # --- names ---
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """The options that are not the default."""
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name in OPTIONS}
+        default = {each.name: each.default for each in fields(self)}
+        return {name: given[name] for name in OPTIONS if given[name] != default[name]}
 
     @property
     def name(self) -> str:
         """Of the folder of its results."""
-        network = "" if self.network == default_network(self.scale) else self.network
-        parts = {
-            self.version: self.version != "written",
-            f"{self.seeds}-seeds": self.seeds > 1,
-            f"trained-{self.precision}": self.precision != "float32",
-            f"attacked-{self.attack_dtype}": self.attack_dtype != "float32",
-        }
-        named = [self.artefact.name, self.scale, network, *(part for part, given in parts.items() if given)]
-        return "-".join(filter(None, named))
+        options = self._options
+        if options.get("network") == SCALES[self.scale]["mnist"]["network"]:
+            del options["network"]
+        parts = [OPTIONS[key].format(value) for key, value in options.items()]
+        return "-".join([self.artefact.name, self.scale, *parts])
 
     @property
     def command(self) -> str:
         """The command that makes or resumes it, without the options that name folders."""
-        options = {
-            f"--scale {self.scale}": True,
-            f"--network {self.network}": bool(self.network),
-            f"--version {self.version}": self.version != "written",
-            f"--seeds {self.seeds}": self.seeds > 1,
-            f"--precision {self.precision}": self.precision != "float32",
-            f"--attack-dtype {self.attack_dtype}": self.attack_dtype != "float32",
-        }
-        words = ["atlas reproduce", self.artefact.name, *(text for text, given in options.items() if given)]
-        return " ".join([*words, *(f"--rows {shlex.quote(key)}" for key in self.only)])
+        options = [f"--{key.replace('_', '-')} {value}" for key, value in self._options.items()]
+        rows = [f"--rows {shlex.quote(key)}" for key in self.only]
+        return " ".join(["atlas reproduce", self.artefact.name, f"--scale {self.scale}", *options, *rows])
+
+    @property
+    def title(self) -> str:
+        """What it is of; on MNIST with the network, which may be one of two."""
+        if not self.of_mnist:
+            return f"{self.artefact.of}, scale {self.scale}"
+        version = {"written": "as written", "tuned": "tuned"}[self.version]
+        return f"{self.artefact.of}, {self.setting('mnist')['network']}, scale {self.scale}, {version}"
 
 
 def _applicable(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
     """The changes that apply to the preset: not every method has several steps, or a growing eps."""
-    table = presets.load_preset(name)[1] if name in presets.names() else {}
+    table = presets.load_preset(name)[1]
     schedule = table.get("training", {}).get("schedule", {})
     useless = {
         "method.attack.steps": "steps" not in table.get("method", {}).get("attack", {}),
@@ -291,3 +218,10 @@ def _applicable(changes: Mapping[str, Any], name: str) -> dict[str, Any]:
         "threat.eps": table.get("threat", {}).get("eps") == 0,
     }
     return {key: value for key, value in changes.items() if not useless.get(key)}
+
+
+def _limited(table: Mapping[str, Any], limits: Mapping[str, int]) -> dict[str, Any]:
+    """The attack's table within the limits."""
+    short: dict[str, Any] = {k: min(table[k], most) for k, most in limits.items() if k in table}
+    inner = {k: _limited(v, limits) for k, v in table.items() if isinstance(v, Mapping)}
+    return {**table, **short, **inner}

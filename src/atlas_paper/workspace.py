@@ -1,222 +1,253 @@
-"""The folders of runs and evaluations, and how finished ones are found: by their configuration.
+"""A folder in which each training, evaluation and timing is done once, and found again by its configuration.
 
 runs/NAME-HASH/          trainings
-evaluations/NAME-HASH/   of each training: one folder per column
-results/ARTEFACT-SCALE/  tables, figures, data
-data/                    made-up images of scale smoke
+evaluations/NAME-HASH/   of each training: one folder per evaluation
+timings.json             seconds per training step
+results/                 what is made of them
 """
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import statistics
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from glob import iglob
 from pathlib import Path
 from typing import Any, Literal
 
-from atlas import __version__
-from atlas.attacks import TrainingAttack
+import torch
+from torch import nn
+
+from atlas import __version__, data, models
 from atlas.config import fingerprint
-from atlas.errors import AtlasError, CheckpointError, LockError
-from atlas.evaluation.evaluation_folder import EvaluationFolder
+from atlas.data import Images, batches
+from atlas.distributed.launch import checked_device
+from atlas.errors import AtlasError, CheckpointError, LockError, NumericError
+from atlas.evaluation import Report
+from atlas.evaluation.evaluate import Evaluation
+from atlas.evaluation.evaluation_folder import EvaluationFolder, load_report, slug
+from atlas.evaluation.plan import Plan, build_attack, chosen_images
 from atlas.files import ORIGIN, in_use, write_atomic
-from atlas.reports.collect import origin
+from atlas.machine import machine, wait_for
 from atlas.runs import Run, RunState
-from atlas.training import RunConfig, load_config
-from atlas_paper.request import RunSpec
+from atlas.signals import caught_signals
+from atlas.training import RunConfig, load_config, load_model, train
+from atlas.training.trainer import Trainer
+from atlas_paper.jobs import AttackSpec, Job, RunSpec, canonical_hash
 
+SEED = 0
+"""Of attacks, and of test images that are drawn at random."""
 State = RunState | Literal["changed on the way"]
+REMOVE = dict.fromkeys(("failed", "changed on the way"), "; to try again, remove its folder")
+"""What to do about a run in this state."""
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """How far a training has come, and how it went."""
-
-    run: RunSpec
-    state: State
-    folder: Path | None = None
-    records: tuple[dict[str, Any], ...] = ()
-    """Epochs and probes, as in metrics.jsonl."""
-    seconds: float = 0.0
-
-    @property
-    def finished(self) -> bool:
-        return self.state == "finished"
-
-    @property
-    def epochs(self) -> list[dict[str, Any]]:
-        return [record for record in self.records if record["kind"] == "epoch"]
-
-    @property
-    def best_epoch(self) -> int | None:
-        """The last that was the best so far, from 0."""
-        return max((e["epoch"] for e in self.epochs if e["best"]), default=None)
-
-    @property
-    def collapses(self) -> list[int]:
-        """Epochs, from 0, in which a collapse was detected."""
-        return [e["epoch"] for e in self.epochs if e["collapse"]]
-
-    @property
-    def lacks(self) -> str:
-        """Why it is not finished; "" where it is."""
-        if self.finished:
-            return ""
-        again = "; to try again, remove its folder" if self.state in ("failed", "changed on the way") else ""
-        return f"training {self.state}{f' after {len(self.epochs)} epochs' if self.epochs else ''}{again}"
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        """What must be said beside its numbers."""
-        if self.state == "failed":
-            return ("failed",)
-        return ("collapsed",) if self.collapses else ()
-
-    def record(self) -> dict[str, Any]:
-        """For the artefact's JSON."""
-        made = origin(self.folder) if self.folder else {}
-        known = fingerprint(Run(self.folder).config) if self.finished and self.folder else None
-        best = self.best_epoch
-        return {
-            "seed": self.run.seed,
-            "config_hash": known or self.run.hash,
-            "train": self.run.command,
-            "state": self.state,
-            "network": self.run.config.model,
-            "train_commit": made.get("commit"),
-            "train_seconds": round(self.seconds, 1),
-            "epochs": len(self.epochs),
-            "best_epoch": None if best is None else best + 1,
-            "collapsed_in_epochs": [epoch + 1 for epoch in self.collapses],
-        }
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Workspace:
-    """A folder to work in, and others to search for finished work; those are never written to."""
+    """Several processes may work in one: a run that one of them trains is left out by the others."""
 
     root: Path
     others: tuple[Path, ...] = ()
+    """Folders to search for finished work; they are only read."""
+    data_root: Path | None = None
+    device: str | None = None
+    say: Callable[[str], None] = lambda text: None
+    _images: dict[tuple[str, int | None, bool], Images] = field(default_factory=dict)
+    _models: dict[Path, nn.Module] = field(default_factory=dict)
 
-    @property
-    def data(self) -> Path:
-        return self.root / "data"
+    def work(self, jobs: Sequence[Job]) -> None:
+        """Do all that the jobs still lack.
 
-    def results(self, name: str) -> Path:
-        return self.root / "results" / name
+        What cannot be done now (a folder in use, a training that failed) is reported and left out.
+        """
+        with caught_signals() as signals:
+            for job in jobs:
+                with self._or_later(job.name):
+                    signals.check()
+                    self.train(job)
+                    for spec in job.attacks:
+                        signals.check()
+                        with self._or_later(f"{job.name}, {spec.label}"):
+                            self.attack(job, spec)
+                    signals.check()
+                    if job.timed_steps and self.timing(job.run) is None:
+                        self.measure(job.run, job.timed_steps)
+
+    @contextmanager
+    def _or_later(self, what: str) -> Iterator[None]:
+        """Report what could not be done, and continue with the next."""
+        try:
+            yield
+        except (LockError, NumericError, CheckpointError) as error:
+            self.say(f"{what}: left out for now: {error}")
+
+    # --- trainings ---
 
     @cached_property
     def _found(self) -> dict[str, list[Path]]:
-        """What was there at first: runs by their canonical hash, evaluations by the hash of their config."""
-        found: dict[str, list[Path]] = {}
-        for path, table in _configs([self.root, *self.others]):
-            if "attacks" in table:
-                found.setdefault(_evaluation_hash(path), []).append(path)
-            with suppress(AtlasError):  # a run of another version, say
-                found.setdefault(canonical_hash(load_config(path)), []).append(path)
+        """What was there at first, by hash: the canonical one of a run, that of an evaluation's config."""
+        found = defaultdict[str, list[Path]](list)
+        for place in (self.root, *self.others):
+            # Hidden folders, such as an interrupted copy, are skipped, and links are followed.
+            for config in sorted(iglob("**/config.json", root_dir=place, recursive=True)):
+                path = (place / config).parent
+                with suppress(AtlasError):  # a run of another version, say
+                    found[canonical_hash(load_config(path))].append(path)
+                with suppress(AtlasError):
+                    found[fingerprint(EvaluationFolder(path).about())].append(path)
         return found
 
-    def _folders(self, run: RunSpec) -> list[Path]:
-        """Where the run may be; the workspace first. A run whose settings were changed does not count."""
-        folders = [self.run_folder(run), *self._found.get(canonical_hash(run.config), ())]
-        return [folder for folder in folders if not Run(folder).changed_from]
-
-    def run_folder(self, run: RunSpec) -> Path:
-        """Where the run is trained, if it is not found."""
-        return self._folder("runs", run)
-
-    def _folder(self, part: str, run: RunSpec) -> Path:
+    def folder(self, part: str, run: RunSpec) -> Path:
         """The run's folder in a part of the workspace: two presets may give the same configuration."""
         found = sorted((self.root / part).glob(f"*-{run.hash[:8]}"))
         return found[0] if found else self.root / part / run.name
 
-    def finished(self, run: RunSpec) -> Path | None:
-        """A folder with the finished run."""
-        folders = map(Run, self._folders(run))
-        return next((f.path for f in folders if f.state == "finished"), None)
+    def find(self, spec: RunSpec) -> tuple[Run, State]:
+        """The run, wherever it is, and how far it has come; a run whose settings were changed is another."""
+        place = Run(self.folder("runs", spec))
+        known = [place, *map(Run, self._found.get(canonical_hash(spec.config), ()))]
+        runs = [run for run in known if not run.changed_from]
+        for run in runs:
+            if run.state == "finished":
+                return run, "finished"
+        begun = next((run for run in runs if run.begun), place)
+        if place.changed_from and begun.state != "failed":
+            return place, "changed on the way"
+        return begun, begun.state
 
-    def unfinished(self, run: RunSpec) -> Path | None:
-        """A folder where the run has begun and can be resumed."""
-        return next((path for path in self._folders(run) if Run(path).begun), None)
+    def finished(self, spec: RunSpec) -> Path | None:
+        """The folder of the finished run."""
+        run, state = self.find(spec)
+        return run.path if state == "finished" else None
 
-    def status(self, run: RunSpec) -> RunStatus:
-        """The status of a run, wherever it is."""
-        done, place = self.finished(run), Run(self.run_folder(run))
-        found = Run(done or self.unfinished(run) or place.path)
-        state: State = found.state
-        if done is None and state != "failed" and place.changed_from:
-            found, state = place, "changed on the way"
-        if state == "not begun":
-            return RunStatus(run, state)
-        return RunStatus(run, state, found.path, tuple(found.records), found.seconds)
+    def train(self, job: Job) -> None:
+        """Train the job's model, unless it is finished."""
+        (run, state), folder = self.find(job.run), self.folder("runs", job.run)
+        if state == "finished":
+            return
+        if state not in ("not begun", "unfinished"):
+            raise CheckpointError(f"{run.path}: training {state}{REMOVE.get(state, '')}")
+        begun = state == "unfinished"
+        if begun and run.path != folder:
+            _copy(run.path, folder)
+        self.say(f"{job.name}: {'resuming' if begun else 'training'} {folder}")
+        _note_origin(folder, job.command)
+        config = load_config(folder) if begun else job.run.config  # an older version may spell out defaults
+        train(config, folder, data_root=self.data_root, device=self.device)
 
-    def copy_into_workspace(self, run: RunSpec) -> Path:
-        """The folder to train in: a run that has begun in another folder is copied first."""
-        folder, begun = self.run_folder(run), self.unfinished(run)
-        if begun is not None and begun != folder:
-            if in_use(folder):
-                raise LockError(f"{folder} is being trained by another process")
-            part = folder.with_name(f".{folder.name}.part")
-            shutil.rmtree(part, ignore_errors=True)
-            shutil.copytree(begun, part, ignore=shutil.ignore_patterns("lock", "evaluations"))
-            shutil.rmtree(folder, ignore_errors=True)
-            part.rename(folder)
-        return folder
+    # --- evaluations ---
 
-    def evaluations(self, run: RunSpec, folder: Path, name: str, about: Mapping[str, Any]) -> list[Path]:
-        """Where an evaluation of the run in `folder` is made, and where else it may be."""
-        known = fingerprint(json.loads(json.dumps(about)))
-        place = self._folder("evaluations", run) / f"{name}-{known[:8]}"
-        beside = [path for path, _ in _configs([folder / "evaluations"]) if _evaluation_hash(path) == known]
-        return [place, *beside, *self._found.get(known, ())]
+    def model(self, folder: Path) -> nn.Module:
+        if folder not in self._models:
+            self._models[folder] = load_model(folder, device=checked_device(self.device))
+        return self._models[folder]
+
+    def test_images(self, name: str, n: int | None = None, random: bool = False) -> Images:
+        """All test images, the first n, or n at random."""
+        key = (name, n, random)
+        if key not in self._images:
+            whole = data.load(name, train=False, root=self.data_root) if n is None else self.test_images(name)
+            self._images[key] = chosen_images(whole, n, random, SEED)
+        return self._images[key]
+
+    def report(self, run: RunSpec, spec: AttackSpec) -> Report | None:
+        """The finished evaluation; None where there is none yet."""
+        known = self._evaluation(run, spec)
+        return None if known is None else _first_report(known[1])
+
+    def attack(self, job: Job, spec: AttackSpec) -> None:
+        """Run the evaluation of a trained model, unless it is finished."""
+        known = self._evaluation(job.run, spec)
+        if known is None:
+            raise CheckpointError("its surrogate is not trained yet")
+        evaluation, folders = known
+        if _first_report(folders) is None:
+            self.say(f"{job.name}: {spec.label} on {len(evaluation.data)} images")
+            _note_origin(folders[0], job.command)
+            evaluation.run(folders[0])
+
+    def _evaluation(self, run: RunSpec, spec: AttackSpec) -> tuple[Evaluation, list[Path]] | None:
+        """The evaluation, the folder for it and others where it may be; None where a model is not trained."""
+        trained = [self.finished(each) for each in (run, spec.surrogate) if each]
+        folders = [folder for folder in trained if folder is not None]
+        if len(folders) < len(trained):
+            return None
+        model, *surrogates = map(self.model, folders)
+        attacks = {label: build_attack(table, surrogates) for label, table in spec.attacks.items()}
+        plan = Plan(run.config.threat, attacks, spec.cascade, SEED, spec.dtype)
+        evaluation = Evaluation(model, self.test_images(run.config.data, spec.n, spec.random), plan)
+        known = fingerprint(json.loads(json.dumps(evaluation.about)))
+        place = self.folder("evaluations", run) / f"{slug(spec.label)}-{known[:8]}"
+        return evaluation, [place, *self._found.get(known, ())]
+
+    # --- timings ---
+
+    @property
+    def _timings(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.root / "timings.json").read_text()))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def _timing_key(self, run: RunSpec) -> str:
+        return f"{replace(run, seed=0).hash} on {checked_device(self.device)}"
+
+    def timing(self, run: RunSpec) -> dict[str, Any] | None:
+        """The seconds per training step of this configuration, whatever its seed, and the machine."""
+        return self._timings.get(self._timing_key(run))
+
+    def measure(self, run: RunSpec, steps: int) -> None:
+        """Time a training step, and keep the time."""
+        device = checked_device(self.device)
+        seconds = step_seconds(run.config, self.test_images(run.config.data), steps, device)
+        # Read after the measurement: another process may have added a time meanwhile.
+        table = {**self._timings, self._timing_key(run): {"seconds": seconds, **machine(device)}}
+        write_atomic(self.root / "timings.json", (json.dumps(table, indent=2) + "\n").encode())
 
 
-def canonical_hash(config: RunConfig) -> str:
-    """The hash of a configuration with its default objectives filled in.
-
-    An attack without an objective takes that of its method; runs of earlier versions spell it out.
-    """
-    attack = config.method.attack
-    if attack is not None:
-        method: Any = config.method  # a dataclass, as all methods are
-        attack = attack.with_default_objective(method.objective)
-        config = replace(config, method=replace(method, attack=attack))
-    training, validation = config.training, config.training.validation
-    if isinstance(validation.attack, TrainingAttack):
-        validation = replace(validation, attack=validation.attack.with_default_objective("ce"))
-    return fingerprint(replace(config, training=replace(training, validation=validation)).table())
+def _first_report(folders: Sequence[Path]) -> Report | None:
+    """The first evaluation in these folders that can be read."""
+    for folder in folders:
+        with suppress(CheckpointError):  # not finished, or damaged: it is made again
+            return replace(load_report(folder), folder=folder)
+    return None
 
 
-def _evaluation_hash(path: Path) -> str:
-    """The hash of the evaluation in this folder; "" where it is damaged."""
-    try:
-        return fingerprint(EvaluationFolder(path).about())
-    except CheckpointError:
-        return ""
+def _copy(begun: Path, folder: Path) -> None:
+    """Copy a run that has begun in another folder, so that it can be resumed here."""
+    if in_use(folder):
+        raise LockError(f"{folder} is being trained by another process")
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    shutil.copytree(begun, part, ignore=shutil.ignore_patterns("lock", "evaluations"))
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
 
 
-def _configs(places: Sequence[Path]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Every folder with a readable config.json, in a fixed order; links are followed, each once.
+def step_seconds(config: RunConfig, images: Images, steps: int, device: torch.device) -> float:
+    """The median time of a training step at the full eps, after one step to warm up."""
+    stats = images.stats() if config.normalize else None
+    model = models.build(config.model, num_classes=images.num_classes, shape=images.shape, normalize=stats)
+    training = replace(config.training, schedule=replace(config.training.schedule, ramp_epochs=0))
+    trainer = Trainer(model.to(device), images, images, config.method, config.threat, training)
+    batch = next(batches(images, training.batch_size, seed=SEED, epoch=0, device=device))
+    seconds = []
+    for _ in range(1 + steps):
+        began = time.perf_counter()
+        trainer.step(batch)
+        wait_for(device)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds[1:])
 
-    Hidden folders are skipped: an interrupted copy is one.
-    """
-    seen: set[str] = set()
-    for place in places:
-        for folder, below, files in os.walk(place, followlinks=True):
-            real = os.path.realpath(folder)
-            below[:] = [] if real in seen else sorted(each for each in below if not each.startswith("."))
-            if "config.json" in files and real not in seen:
-                with suppress(OSError, ValueError, TypeError):
-                    yield Path(folder), dict(json.loads(Path(folder, "config.json").read_text()))
-            seen.add(real)
 
-
-def note_origin(folder: Path, command: str) -> None:
+def _note_origin(folder: Path, command: str) -> None:
     """Write the command, commit and version that make the folder's contents, unless they are known."""
     if not (folder / ORIGIN).exists():
         table = {"command": command, "commit": commit(), "version": __version__}

@@ -1,13 +1,16 @@
-"""Rows with made-up results, for tests that know the expected outcome."""
+"""Made-up evaluations and results, for tests that know the expected outcome."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 
 from atlas.evaluation import AttackResult, Report
-from atlas_paper.request import RunSpec
-from atlas_paper.results import SeedResult
-from atlas_paper.workspace import RunStatus
+from atlas.runs import Run
+from atlas_paper.cells import JobResult
+from atlas_paper.jobs import AttackSpec, Job, RunSpec
 
 CLEAN, SURVIVED = -1, -2
 
@@ -29,6 +32,10 @@ def report(
     return Report({}, numbers, numbers % 2, before, {name: result}, [], {name: 1.0})
 
 
-def result(reports: dict[str, Report], usual: int | None = None, expected: int | None = None) -> SeedResult:
-    status = RunStatus(RunSpec("mnist-small-adv-1", {}, 0), "finished")
-    return SeedResult(status, reports, expected or len(reports), usual)
+def result(
+    reports: Mapping[str, Report], few: tuple[str, ...] = (), more: tuple[str, ...] = (), seed: int = 0
+) -> JobResult:
+    """A finished training with these evaluations; those of `more` are still to be made."""
+    specs = [AttackSpec(label, "paper", {}, None, few=label in few) for label in (*reports, *more)]
+    job = Job("by hand", RunSpec("mnist-small-adv-1", {}, seed), tuple(specs))
+    return JobResult(job, Run(Path("nothing here")), "finished", reports)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from atlas import presets
 from atlas.attacks.suites import suite
 from atlas.config import fingerprint
 from atlas.errors import UsageError
 from atlas.presets import load_preset
 from atlas.training import RunConfig
+from atlas_paper import paper
 from atlas_paper.artefact import ModelRow
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.request import Request, RunSpec
-from atlas_paper.workspace import canonical_hash
+from atlas_paper.jobs import RunSpec, canonical_hash
+from atlas_paper.request import Request
 
 MNIST_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-20", "trades-20", "atlas-20")
 CIFAR_ROWS = ("jac", "adv-1", "trades-1", "atlas-1", "adv-10", "trades-10", "atlas-10")
 
 
 def request(name: str, scale: str = "cpu", **options: object) -> Request:
-    return Request(ARTEFACTS[name], scale, Path("made-up"), **options)  # type: ignore[arg-type]
+    return Request(ARTEFACTS[name], scale, **options)  # type: ignore[arg-type]
 
 
 def preset_hash(name: str, seed: int = 0) -> str:
@@ -57,7 +56,9 @@ def test_rows_are_the_presets_unchanged(
 def test_a_lower_precision_is_that_of_all_trainings() -> None:
     """They are those of `atlas train PRESET --precision auto` on a machine that knows bfloat16."""
     asked = request("table1-mnist", network="cnn", precision="bfloat16-all")
-    for run in [*(asked.run(row, 0) for row in asked.rows), asked.surrogate("mnist")]:
+    runs = [job.run for job in asked.jobs]
+    assert runs[0].preset == "mnist-natural", "the surrogate"
+    for run in runs:
         plain = RunConfig.of(load_preset(run.preset)[1])
         lower = replace(plain.training, precision="bfloat16-all", channels_last="auto", seed=run.seed)
         assert run.config == replace(plain, training=lower)
@@ -67,22 +68,24 @@ def test_a_lower_precision_is_that_of_all_trainings() -> None:
 @pytest.mark.parametrize("data", ["mnist", "cifar10", "cifar100"])
 def test_attacks_have_the_budgets_of_the_suites(scale: str, data: str) -> None:
     asked = request(f"table1-{data}", scale)
-    columns = asked.columns(asked.rows[0])
-    tables = {label: table for column in columns for label, table in column.attacks.items()}
+    specs = asked.attacks(asked.rows[0])
+    tables = {label: table for spec in specs for label, table in spec.attacks.items()}
     assert tables == {**suite("paper", data).attacks, **suite("autoattack").attacks, **suite("rays").attacks}
-    assert [column.label for column in columns if column.chain] == ["AutoAttack"]
+    assert [spec.label for spec in specs if spec.cascade] == ["AutoAttack"]
 
 
 def test_numbers_of_images() -> None:
     def images(name: str, scale: str = "cpu", **options: object) -> dict[str, int | None]:
         asked = request(name, scale, **options)
-        return {column.label: column.n for column in asked.columns(asked.rows[0])}
+        return {spec.label: spec.n for spec in asked.attacks(asked.rows[0])}
 
     small, large = images("table1-mnist"), images("table1-mnist", network="cnn")
     assert small == dict.fromkeys(small, 1000) | {"PGD-20": 10_000}
     assert large == small | {"Multi-T": 200, "RayS": 200}
     assert images("table1-cifar10", "paper") == dict.fromkeys(small, None) | {"RayS": 1000}
-    assert "Multi-T" not in images("table1-cifar100")
+    asked = request("tradesjac")
+    shown = {row.task: asked.columns(row) for row in asked.rows}
+    assert set(shown["cifar10"]) - set(shown["cifar100"]) == {"Multi-T"}
 
 
 def test_a_run_says_how_to_train_it_by_hand() -> None:
@@ -151,7 +154,7 @@ def test_rows_by_key_and_pattern() -> None:
         ("table1-mnist", {"precision": "float8"}, "precision 'float8'"),
         ("table1-mnist", {"seeds": 0}, "seeds must be 1 to 10, got 0"),
         ("table1-mnist", {"seeds": 11}, "must be 1 to 10, got 11"),
-        ("table1-mnist", {"network": "wrn-28-8"}, "network must be one of cnn, cnn-small, got 'wrn-28-8'"),
+        ("table1-mnist", {"network": "wrn-28-8"}, "unknown network 'wrn-28-8'"),
         ("table1-cifar10", {"network": "cnn"}, "for MNIST; table1-cifar10 has other data"),
         ("tradesjac", {"version": "tuned"}, "for MNIST"),
         ("collapse", {"version": "tuned"}, "for MNIST"),
@@ -164,24 +167,9 @@ def test_mistakes_are_named(name: str, options: dict[str, object], words: str) -
         request(name, **options)
 
 
-def test_a_tuned_row_without_a_preset_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = [name for name in presets.names() if not name.endswith("-tuned")]
-    monkeypatch.setattr(presets, "names", lambda: known)
-    with pytest.raises(UsageError, match="needs the preset mnist-small-jac-tuned, which does not exist"):
-        request("table1-mnist", version="tuned")
-
-
-def test_some_tuned_rows_are_enough_for_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = [name for name in presets.names() if not name.endswith("-tuned")]
-    known = [*written, "mnist-small-adv-1-tuned"]
-    monkeypatch.setattr(presets, "names", lambda: known)
-    read = presets.load_preset
-    monkeypatch.setattr(presets, "load_preset", lambda name: read(name.removesuffix("-tuned")))
-    asked = request("table1-mnist", version="tuned", only=("adv-1",))
-    assert [row.key for row in asked.rows] == [row.key for row in asked.all_rows] == ["adv-1"]
-    assert asked.name == "table1-mnist-cpu-tuned"
-    with pytest.raises(UsageError, match="needs the preset mnist-small-atlas-1-tuned"):
-        request("table1-mnist", version="tuned", only=("adv-1", "atlas-1"))
+def test_a_tuned_row_without_a_preset_names_it() -> None:
+    with pytest.raises(UsageError, match="needs the preset mnist-jac-tuned, which does not exist"):
+        request("table1-mnist", version="tuned", network="cnn")
 
 
 def test_the_command_continues_with_the_same_request() -> None:
@@ -192,3 +180,12 @@ def test_the_command_continues_with_the_same_request() -> None:
     assert asked.name == "table1-mnist-cpu-cnn-3-seeds-trained-bfloat16-all-attacked-bfloat16"
     assert request("table1-mnist", network="cnn").name == "table1-mnist-cpu-cnn"
     assert request("table1-mnist", network="cnn-small").name == "table1-mnist-cpu"
+
+
+def test_the_step_sizes_are_those_that_the_paper_names() -> None:
+    changes = [row.changes for row in ARTEFACTS["step-size"].rows]
+    for key, name in {
+        "method.attack.relative_step": "step_sizes",
+        "training.schedule.plateau": "plateaus",
+    }.items():
+        assert sorted({change[key] for change in changes}) == paper.text(name)

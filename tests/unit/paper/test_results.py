@@ -3,43 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
-from atlas.evaluation import Score
 from atlas.evaluation.flags import after, raised
-from atlas_paper.results import T_95, CellResult
+from atlas_paper.cells import T_95, CellResult, interval_of_mean
 from tests.unit.paper.by_hand import report, result
 
+ALL = [1] * 100
 
-def value(*rates: float, paper: float | None = 80.0, n: int = 200, **rest: Any) -> CellResult:
-    return CellResult("PGD-20", paper, {k: Score(round(rate * n), n) for k, rate in enumerate(rates)}, **rest)
+
+def cell(*counts: int, paper: float | None = 80.0, ids: list[int] | None = None) -> CellResult:
+    """Seeds that get these counts of 100 images right under PGD-20."""
+    reports = [report([1] * k + [0] * (100 - k), ALL, ids) for k in counts]
+    return CellResult("PGD-20", [result({"PGD-20": r}, seed=k) for k, r in enumerate(reports)], paper)
 
 
 def test_one_seed_has_wilsons_interval() -> None:
-    one = value(0.75)
-    interval = stats.binomtest(150, 200).proportion_ci(method="wilson")
-    assert one.ours == 75.0
+    one = cell(75)
+    interval = stats.binomtest(75, 100).proportion_ci(method="wilson")
+    assert (one.ours, one.n, one.difference) == (75.0, 100, -5.0)
     assert one.interval == pytest.approx((100 * interval.low, 100 * interval.high))
-    assert one.difference == -5.0
 
 
 @pytest.mark.parametrize("rates", [(0.75, 0.8), (0.7, 0.72, 0.8), (0.1, 0.2, 0.3, 0.4, 0.5)])
 def test_several_seeds_on_many_images_have_students_interval(rates: tuple[float, ...]) -> None:
-    several = value(*rates, n=10**8)
-    percent = 100 * np.array(rates)
-    low, high = stats.t.interval(0.95, len(rates) - 1, percent.mean(), stats.sem(percent))
-    assert several.ours == pytest.approx(percent.mean())
-    assert several.interval == pytest.approx((max(0, low), min(100, high)), abs=0.02)
-    assert [each["rate"] for each in several.plain()["seeds"]] == pytest.approx(list(rates))
+    low, high = stats.t.interval(0.95, len(rates) - 1, np.mean(rates), stats.sem(rates))
+    assert interval_of_mean(rates, n=10**8) == pytest.approx((max(0, low), min(1, high)), abs=2e-4)
 
 
-def test_seeds_that_agree_leave_the_choice_of_images() -> None:
-    assert value(0.75, 0.75, 0.75).interval == pytest.approx(value(0.75).interval)
+def test_several_seeds_in_a_cell() -> None:
+    several = cell(70, 75, 80)
+    assert several.ours == pytest.approx(75)
+    low, high = interval_of_mean([0.7, 0.75, 0.8], 100)
+    assert several.interval == pytest.approx((100 * low, 100 * high))
+    assert [score.rate for score in several.scores.values()] == pytest.approx([0.7, 0.75, 0.8])
+    assert cell(75, 75, 75).interval == pytest.approx(cell(75).interval), "the choice of images is left"
 
 
 def test_an_interval_covers_other_seeds_and_other_images() -> None:
@@ -49,8 +50,8 @@ def test_an_interval_covers_other_seeds_and_other_images() -> None:
     for _ in range(trials):
         hard = stats.norm.ppf(draw.uniform(size=n))  # an image is right where the model is strong enough
         strength = stats.norm.ppf(truth) * np.sqrt(1 + 0.3**2) + 0.3 * draw.normal(size=3)
-        low, high = value(*((hard < s).mean() for s in strength), n=n).interval or (0, 0)
-        found += low <= 100 * truth <= high
+        low, high = interval_of_mean([float((hard < s).mean()) for s in strength], n)
+        found += low <= truth <= high
     assert 0.93 < found / trials < 0.995
 
 
@@ -60,77 +61,73 @@ def test_the_points_of_students_distribution() -> None:
 
 
 def test_what_is_invalid_has_no_number() -> None:
-    broken = CellResult("PGD-20", 80.0, {0: Score(10, 20), 1: Score(11, 20, ("random",))})
-    assert (broken.ours, broken.interval, broken.difference) == (None, None, None)
-    assert broken.cell().text == "invalid (random)"
-    assert broken.cell().value is None
-    assert broken.status == "invalid"
+    good, bad = cell(50, 55).jobs
+    flags = [raised("random", "by hand", fatal=True)]
+    bad = replace(bad, reports={"PGD-20": replace(bad.reports["PGD-20"], flags=flags)})
+    broken = CellResult("PGD-20", [good, bad], 80.0)
+    assert (broken.ours, broken.interval, broken.difference, broken.status) == (None, None, None, "invalid")
+    assert (broken.cell().text, broken.cell().value) == ("invalid (random)", None)
+    assert not list(broken.paired(cell(50)))[1:], "an invalid result is not compared"
 
 
 def test_what_is_missing_or_failed_has_no_number() -> None:
-    assert value().cell().text == "-"
-    assert value(marks=("failed",)).cell().text == "failed"
-    assert value().status == "missing"
+    job = result({}, more=("PGD-20",))
+    for state, text in (("unfinished", "-"), ("failed", "failed")):
+        one = CellResult("PGD-20", [replace(job, state=state)])  # type: ignore[arg-type]
+        assert (one.cell().text, one.status) == (text, "missing")
 
 
-def test_a_mark_stands_beside_the_number() -> None:
-    assert value(0.75, marks=("collapsed",)).cell().text == "75.00, collapsed"
-    assert value(0.75).cell().text == "75.00"
-
-
-def test_the_paper_may_be_silent() -> None:
-    silent = value(0.75, paper=None)
+def test_the_paper_may_be_silent_and_times_have_no_difference() -> None:
+    silent = cell(75, paper=None)
     assert (silent.difference, silent.paper_cell().text) == (None, "-")
-
-
-def test_times_have_no_difference() -> None:
-    spent = CellResult("s/batch", 0.012, timing={"seconds": 0.5, "load": 2.0})
+    timed = replace(result({}), timing={"seconds": 0.5, "load": 2.0})
+    spent = CellResult("s/batch", [timed], 0.012)
     assert (spent.ours, spent.difference, spent.interval, spent.status) == (0.5, None, None, "done")
     assert spent.paper_cell().text == "0.012"
 
 
 def test_two_cells_are_compared_on_the_images_that_both_saw() -> None:
-    def cell(ids: list[int], right: list[bool], *reasons: str) -> CellResult:
-        score = Score(sum(right), len(right), reasons)
-        return CellResult("PGD-20", None, {0: score}, torch.tensor(ids), {0: torch.tensor(right)})
-
-    one = cell([1, 3, 5, 9], [False, True, True, True])
-    two = cell([1, 3, 4, 5], [True, True, True, False])
+    one, two = (
+        CellResult("PGD-20", [result({"PGD-20": report(right, [1] * 4, ids)})])
+        for right, ids in (([0, 1, 1, 1], [1, 3, 5, 9]), ([1, 1, 1, 0], [1, 3, 4, 5]))
+    )
     ((seed, pair),) = one.paired(two)
     assert (seed, pair.n, pair.only_a, pair.only_b) == (0, 3, 1, 1)
-    assert not list(one.paired(cell([1, 3], [True, True], "random"))), "an invalid result is not compared"
+
+
+def test_a_mean_of_fewer_seeds_says_so() -> None:
+    one, two = cell(70, 80).jobs
+    assert CellResult("PGD-20", [one, two]).marks == ()
+    assert CellResult("PGD-20", [one, replace(two, reports={})]).cell().text == "70.00, 1 of 2 seeds"
 
 
 def test_clean_is_of_the_most_images_and_worst_is_image_by_image() -> None:
     large, small = report([1, 1, 1, 0, 1, 0], [1, 1, 1, 1, 1, 0]), report([0, 1, 1, 1], [1, 1, 1, 1])
-    row = result({"PGD-20": large, "Un-T": small}, usual=4)
+    row = result({"PGD-20": large, "Un-T": small})
     clean, worst = row.right("clean"), row.right("worst case")
     assert clean is not None
     assert (clean[2].right, clean[2].n) == (5, 6)
     assert worst is not None
     assert worst[0].tolist() == [0, 1, 2, 3]
     assert worst[1].tolist() == [False, True, True, False]
-    assert row.worst_of == ("PGD-20", "Un-T")
 
 
 def test_a_column_on_fewer_images_than_most_is_no_part_of_the_worst_case() -> None:
     many, few = report([1, 1, 0, 1], [1, 1, 1, 1]), report([0, 0], [1, 1])
-    row = result({"PGD-20": many, "RayS": few}, usual=4)
+    row = result({"PGD-20": many, "RayS": few}, few=("RayS",))
     worst = row.right("worst case")
     assert row.worst_of == ("PGD-20",)
     assert worst is not None
     assert (worst[2].right, worst[2].n) == (3, 4)
-    whole = result({"PGD-20": many, "RayS": few}, usual=None)
-    assert whole.worst_of == ("PGD-20",), "all images are what the largest has"
 
 
 def test_there_is_no_worst_case_until_all_columns_are_there() -> None:
-    row = result({"PGD-20": report([1, 1], [1, 1])}, expected=2)
-    assert not row.complete
+    row = result({"PGD-20": report([1, 1], [1, 1])}, more=("Un-T",))
+    assert row.lacks == "attacks not finished"
     assert row.right("worst case") is None
     assert row.right("Un-T") is None
     assert row.right("PGD-20") is not None
-    assert result({}, expected=1).right("clean") is None
+    assert result({}, more=("Un-T",)).right("clean") is None
 
 
 @pytest.mark.parametrize(("right", "chance"), [(50, True), (55, True), (75, False)])
@@ -140,14 +137,19 @@ def test_a_model_that_names_the_commonest_class_is_at_chance(right: int, chance:
     assert result({"PGD-20": report(flags, flags)}).at_chance is chance
 
 
-def test_a_black_box_attack_that_finds_more_is_flagged_across_columns() -> None:
-    """By hand: of 100 images the white-box attack leaves 90, of which the other fools 5."""
-    everything = [1] * 100
-    white = report([0] * 10 + [1] * 90, everything)
-    black = report([1] * 95 + [0] * 5, everything, white_box=False)
-    row = result({"PGD-20": white, "RayS": black})
-    assert [flag.name for flag in row.flags] == ["black-box-stronger"]
-    assert "fools 5 of 100 images" in row.flags[0].message
+# --- warnings ---
+
+
+def test_black_box_attacks_that_find_more_are_flagged_across_columns() -> None:
+    """By hand: of 100 images the white-box attack leaves 90, of which the others fool 5 and 6."""
+    white = report([0] * 10 + [1] * 90, ALL)
+    rays, square = (report([1] * (100 - k) + [0] * k, ALL, white_box=False) for k in (5, 6))
+    flags = result({"PGD-20": white, "RayS": rays, "Square": square}).flags
+    assert {flag.name for flag in flags} == {"black-box-stronger"}
+    assert [flag.message.partition(" images")[0] for flag in flags] == [
+        "attack fools 5 of 100",
+        "attack fools 6 of 100",
+    ]
     assert result({"PGD-20": white}).flags == []
 
 
@@ -165,7 +167,7 @@ def test_a_column_on_few_images_takes_none_from_the_others() -> None:
     white = report(everything, everything)
     square = report(([0] + [1] * 19) * 20, everything, white_box=False, name="Square")
     rays = report([1] * 47 + [0] * 3, [1] * 50, white_box=False, name="RayS")
-    row = result({"Un-T": white, "AutoAttack": square, "RayS": rays}, usual=400)
+    row = result({"Un-T": white, "AutoAttack": square, "RayS": rays}, few=("RayS",))
     found = [flag.message.partition(":")[0] for flag in row.flags]
     assert found == [
         f"{who} images that every white-box attack left"
@@ -178,38 +180,19 @@ def test_columns_on_equally_few_images_are_judged_together() -> None:
     everything = [1] * 400
     multi = report([0] * 6 + [1] * 44, [1] * 50, name="Multi-T")
     rays = report([0] * 5 + [1] * 45, [1] * 50, white_box=False, name="RayS")
-    row = result({"Un-T": report(everything, everything), "Multi-T": multi, "RayS": rays}, usual=400)
+    white = report(everything, everything)
+    row = result({"Un-T": white, "Multi-T": multi, "RayS": rays}, few=("Multi-T", "RayS"))
     assert row.flags == []
 
 
-def test_every_black_box_attack_that_finds_more_is_named() -> None:
-    everything = [1] * 100
-    white = report([0] * 10 + [1] * 90, everything)
-    rays, square = (report([1] * (100 - k) + [0] * k, everything, white_box=False) for k in (5, 6))
-    messages = [flag.message for flag in result({"PGD-20": white, "RayS": rays, "Square": square}).flags]
-    assert ["fools 5 of 100" in messages[0], "fools 6 of 100" in messages[1], len(messages)] == [
-        True,
-        True,
-        2,
-    ]
-
-
 def test_what_the_probes_saw_is_said_once_and_what_one_column_found_by_itself_is_not() -> None:
-    everything = [1] * 100
     probed = raised("not-uphill", "7 of 64 images")
-    many, few = report([1] * 100, everything), report([0] * 10 + [1] * 90, everything)
-    late = replace(few.results["attack"], step=torch.full((100,), 9), steps=9)
+    many, few = report(ALL, ALL), report([0] * 10 + [1] * 90, ALL)
+    late = replace(few.results["attack"], step=few.ids * 0 + 9, steps=9)
     many = replace(many, flags=[probed, *after(list(many.results.values()))])
-    few = replace(few, results={"attack": late}, flags=[probed, *after([late])])
-    assert [flag.name for flag in few.flags] == ["not-uphill", "still-gaining"]
+    (gaining,) = after([late])
+    few = replace(few, results={"attack": late}, flags=[probed, gaining])
     assert result({"PGD-20": many, "Un-T": few}).flags[0] == probed
-    found = [flag.name for flag in result({"PGD-20": many, "Un-T": few}).flags]
-    assert found == ["not-uphill", "still-gaining"]
-
-
-def test_a_flag_in_the_words_of_an_older_version_is_not_repeated() -> None:
-    few = report([0] * 10 + [1] * 90, [1] * 100)
-    late = replace(few.results["attack"], step=torch.full((100,), 9), steps=9)
-    (flag,) = after([late])
-    old = replace(few, results={"attack": late}, flags=[replace(flag, message="in other words")])
-    assert result({"Un-T": old}).flags == [flag]
+    assert [flag.name for flag in result({"PGD-20": many, "Un-T": few}).flags] == ["not-uphill", gaining.name]
+    old = replace(few, flags=[replace(gaining, message="in other words")])
+    assert result({"Un-T": old}).flags == [gaining], "that of an older version is not repeated"

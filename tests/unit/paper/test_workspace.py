@@ -12,24 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from atlas.config import fingerprint
-from atlas.errors import LockError
+from atlas.errors import CheckpointError, LockError
 from atlas.evaluation.evaluation_folder import EvaluationFolder
 from atlas.files import locked
 from atlas.runs import Run
 from atlas.training import train
-from atlas_paper import runner as runner_module
 from atlas_paper import workspace as workspace_module
 from atlas_paper.artefacts import ARTEFACTS
-from atlas_paper.request import Request, RunSpec
-from atlas_paper.runner import Runner, Timings
+from atlas_paper.jobs import AttackSpec, Job
+from atlas_paper.request import Request
 from atlas_paper.workspace import Workspace, in_use
 
 Atlas = Callable[..., int]
 Smoke = Callable[..., dict[str, Any]]
 NAME = "ablation-cifar10"
+ASKED = Request(ARTEFACTS[NAME], "smoke")
+RUN = ASKED.run(ARTEFACTS[NAME].rows[0], 0)
+JOB = Job("mine", RUN, ())
 
 
 @pytest.fixture
@@ -41,32 +42,24 @@ def made(smoke: Smoke, workspace: Path) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """A private workspace to damage: the artefact's runs and evaluations, at the same path of data."""
+    """A private workspace to damage: the artefact's runs and evaluations."""
     place, first = tmp_path / "mine", Workspace(made)
     for row in ARTEFACTS[NAME].rows:
-        run = request(made).run(row, 0)
-        for part, name in (("runs", first.run_folder(run).name), ("evaluations", run.name)):
-            shutil.copytree(made / part / name, place / part / name, dirs_exist_ok=True)
+        for part in ("runs", "evaluations"):
+            whole = first.folder(part, ASKED.run(row, 0))
+            shutil.copytree(whole, place / part / whole.name, dirs_exist_ok=True)
     shutil.copy(made / "timings.json", place)
     return place
 
 
-def request(workspace: Path, **options: Any) -> Request:
-    return Request(ARTEFACTS[NAME], "smoke", workspace / "data", **options)
-
-
-def folder(workspace: Path, made: Path, key: str) -> Path:
+def folder(workspace: Path, key: str, part: str = "runs") -> Path:
     (row,) = [row for row in ARTEFACTS[NAME].rows if row.key == key]
-    return workspace / "runs" / request(made).run(row, 0).name
+    return Workspace(workspace).folder(part, ASKED.run(row, 0))
 
 
 @pytest.fixture
-def finished(
-    atlas: Atlas, copy: Path, made: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[dict[str, Any], str]]:
+def finished(atlas: Atlas, copy: Path, quick_plots: None) -> Callable[..., tuple[dict[str, Any], str]]:
     """The artefact from what is finished in the copy: its JSON and its Markdown."""
-    # The made-up images are known by their path.
-    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
 
     def write(*options: object) -> tuple[dict[str, Any], str]:
         words = ("reproduce", NAME, "--scale", "smoke", "--workspace", copy, "--finished", *options)
@@ -82,8 +75,8 @@ def cells(whole: dict[str, Any], key: str) -> dict[str, Any]:
     return dict(row["cells"])
 
 
-def test_a_collapsed_row_is_marked(finished: Any, copy: Path, made: Path) -> None:
-    metrics = folder(copy, made, "atlas-l-1") / "metrics.jsonl"
+def test_a_collapsed_row_is_marked(finished: Any, copy: Path) -> None:
+    metrics = folder(copy, "atlas-l-1") / "metrics.jsonl"
     lines = Run(metrics.parent).records
     epochs = [line for line in lines if line["kind"] == "epoch"]
     epochs[1]["collapse"] = True
@@ -96,8 +89,8 @@ def test_a_collapsed_row_is_marked(finished: Any, copy: Path, made: Path) -> Non
     assert "collapsed" not in cells(whole, "adv-1")["Multi-T"]["marks"]
 
 
-def test_a_failed_row_has_no_numbers(finished: Any, copy: Path, made: Path) -> None:
-    run = folder(copy, made, "atlas-l-1")
+def test_a_failed_row_has_no_numbers(finished: Any, copy: Path) -> None:
+    run = folder(copy, "atlas-l-1")
     (run / "last.safetensors").unlink()
     (run / "not-finite.json").write_text("{}")
     whole, page = finished()
@@ -109,9 +102,8 @@ def test_a_failed_row_has_no_numbers(finished: Any, copy: Path, made: Path) -> N
     ]
 
 
-def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path, made: Path) -> None:
-    name = folder(copy, made, "atlas-l-1").name
-    (path,) = (copy / "evaluations" / name).glob("multi-t-*/summary.json")
+def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path) -> None:
+    (path,) = folder(copy, "atlas-l-1", "evaluations").glob("multi-t-*/summary.json")
     place = EvaluationFolder(path.parent)
     flags = [{"name": "random", "fatal": True, "message": "two looks, two answers"}]
     place.save_summary(place.load_summary() | {"flags": flags})
@@ -125,9 +117,9 @@ def test_an_invalid_evaluation_has_no_number(finished: Any, copy: Path, made: Pa
     assert "one-step ATLAS-g" in against
 
 
-def test_missing_rows_are_named_with_the_command(finished: Any, copy: Path, made: Path) -> None:
-    shutil.rmtree(folder(copy, made, "atlas-g-1"))
-    shutil.rmtree(copy / "evaluations" / folder(copy, made, "atlas-l-1").name)
+def test_missing_rows_are_named_with_the_command(finished: Any, copy: Path) -> None:
+    shutil.rmtree(folder(copy, "atlas-g-1"))
+    shutil.rmtree(folder(copy, "atlas-l-1", "evaluations"))
     whole, page = finished()
     assert whole["missing"] == [
         "atlas-l-1 (seed 0: attacks not finished)",
@@ -148,35 +140,33 @@ def test_rows_that_were_not_asked_for_are_shown_where_they_are_there(finished: A
 
 
 def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: Path) -> None:
-    asked = request(made)
     (tmp_path / "linked").symlink_to(made / "runs")
     mine = Workspace(tmp_path / "empty", (tmp_path,))
-    for row in asked.rows:
-        run = asked.run(row, 0)
+    for row in ASKED.rows:
+        run = ASKED.run(row, 0)
         found = mine.finished(run)
         assert found is not None
         assert json.loads((found / "config.json").read_text())["hash"] == run.hash
-    assert Workspace(tmp_path / "empty").finished(asked.run(asked.rows[0], 0)) is None
-    assert mine.finished(asked.run(asked.rows[0], 1)) is None, "another seed is another run"
+    assert Workspace(tmp_path / "empty").finished(ASKED.run(ASKED.rows[0], 0)) is None
+    assert mine.finished(ASKED.run(ASKED.rows[0], 1)) is None, "another seed is another run"
 
 
 def test_a_run_whose_settings_were_changed_on_the_way_is_not_used(made: Path, tmp_path: Path) -> None:
-    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
-    shutil.copytree(made / "runs" / run.name, tmp_path / "other")
+    shutil.copytree(Workspace(made).folder("runs", RUN), tmp_path / "other")
     mine = Workspace(tmp_path / "empty", (tmp_path / "other",))
-    assert mine.finished(run) == tmp_path / "other"
-    folder, other = Run(tmp_path / "other"), replace(run.config, model="cnn").table()
+    assert mine.finished(RUN) == tmp_path / "other"
+    folder, other = Run(tmp_path / "other"), replace(RUN.config, model="cnn").table()
     folder.state_path.write_bytes(b"")
     folder.write_config(other, "run")
-    folder.write_config(run.config.table(), "run")
-    assert folder.changed_from == [run.hash, fingerprint(other)]
-    assert Workspace(tmp_path / "empty", (tmp_path / "other",)).finished(run) is None
+    folder.write_config(RUN.config.table(), "run")
+    assert folder.changed_from == [RUN.hash, fingerprint(other)]
+    assert Workspace(tmp_path / "empty", (tmp_path / "other",)).finished(RUN) is None
 
 
 def test_a_run_that_was_changed_in_its_own_place_is_left_there_and_named(
-    atlas: Atlas, finished: Any, copy: Path, made: Path
+    atlas: Atlas, finished: Any, copy: Path
 ) -> None:
-    place = folder(copy, made, "adv-1")
+    place = folder(copy, "adv-1")
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps(config | {"changed_from": ["0123abcd"]}))
     before = snapshot(place)
@@ -202,73 +192,58 @@ def test_the_commit_is_that_of_this_code(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(workspace_module.commit.__wrapped__()) == 12
 
 
-def test_an_unfinished_run_elsewhere_is_copied_and_continues_there(
-    atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
-    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
-    other = begun(run, tmp_path / "other" / "some-name")
-    before = snapshot(other)
-    words = ("--scale", "smoke", "--workspace", tmp_path / "mine", "--runs", tmp_path / "other")
-    assert atlas("reproduce", NAME, *words, "--rows", "adv-1") == 0
+def test_an_unfinished_run_elsewhere_is_copied_and_continues_there(made: Path, tmp_path: Path) -> None:
+    """Also beside a copy that was cut off; one in use is not replaced."""
+    other = begun(tmp_path / "other" / "some-name")
+    before, said = snapshot(other), list[str]()
+    mine = Workspace(tmp_path / "mine", (tmp_path / "other",), say=said.append)
+    place = mine.folder("runs", RUN)
+    shutil.copytree(other, place.with_name(f".{place.name}.part"))
+    with locked(place), pytest.raises(LockError, match="trained by another process"):
+        mine.train(JOB)
+    mine.train(JOB)
+    assert said == [f"mine: resuming {place}"]
     for name in ("metrics.jsonl", "best.safetensors", "last.safetensors"):
-        ours, whole = (place / "runs" / run.name / name for place in (tmp_path / "mine", made))
-        assert ours.read_bytes() == whole.read_bytes()
+        assert (place / name).read_bytes() == (Workspace(made).folder("runs", RUN) / name).read_bytes()
     assert snapshot(other) == before
+    assert not list(place.parent.glob(".*"))
 
 
 def test_finished_evaluations_elsewhere_are_used(
-    atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None, monkeypatch: pytest.MonkeyPatch
+    atlas: Atlas, made: Path, tmp_path: Path, quick_plots: None
 ) -> None:
-    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
     mine = tmp_path / "mine"
     words = ("--scale", "smoke", "--workspace", mine, "--runs", made, "--finished")
     assert atlas("reproduce", NAME, *words) == 0
     ours, first = (json.loads((w / f"results/{NAME}-smoke/{NAME}.json").read_text()) for w in (mine, made))
-    assert ours["missing"] == [f"{row['key']} (time per batch not measured)" for row in first["rows"]]
+    assert ours["missing"] == [f"{row['key']} (seed 0: time per batch not measured)" for row in first["rows"]]
     for row in first["rows"]:
         assert cells(ours, row["key"])["Multi-T"] == row["cells"]["Multi-T"]
     assert not (mine / "runs").exists()
     assert not (mine / "evaluations").exists()
 
 
-def begun(run: RunSpec, place: Path) -> Path:
+def begun(place: Path) -> Path:
     """A training that was stopped after its first epoch."""
     with pytest.raises(KeyboardInterrupt):
-        train(run.config, place, on_epoch=interrupt, progress=False)
+        train(RUN.config, place, on_epoch=interrupt, progress=False)
     return place
 
 
-def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(made: Path, tmp_path: Path) -> None:
-    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
+def test_a_run_that_was_killed_while_it_saved_is_not_thrown_away(tmp_path: Path) -> None:
     mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
-    begun(run, tmp_path / "other" / "older")
-    folder = Run(begun(run, mine.run_folder(run)))
-    folder.state_path.replace(folder.previous_path)
-    before = snapshot(folder.path)
-    assert mine.unfinished(run) == folder.path
-    assert mine.copy_into_workspace(run) == folder.path
-    assert snapshot(folder.path) == before
-
-
-def test_a_copy_that_was_cut_off_is_no_run_and_one_in_use_is_not_replaced(made: Path, tmp_path: Path) -> None:
-    run = request(made).run(ARTEFACTS[NAME].rows[0], 0)
-    other = begun(run, tmp_path / "other" / "name")
-    place = Workspace(tmp_path / "mine").run_folder(run)
-    shutil.copytree(other, place.with_name(f".{place.name}.part"))
-    mine = Workspace(tmp_path / "mine", (tmp_path / "other",))
-    assert mine.unfinished(run) == other
-    with locked(place), pytest.raises(LockError, match="trained by another process"):
-        mine.copy_into_workspace(run)
-    assert snapshot(mine.copy_into_workspace(run)).keys() >= {"state.safetensors", "config.json"}
-    assert not list(place.parent.glob(".*"))
+    begun(tmp_path / "other" / "older")
+    run = Run(begun(mine.folder("runs", RUN)))
+    run.state_path.replace(run.previous_path)
+    found, state = mine.find(RUN)
+    assert (found.path, state) == (run.path, "unfinished")
 
 
 def test_a_damaged_evaluation_is_made_again(
-    atlas: Atlas, finished: Any, copy: Path, made: Path, quick_plots: None
+    atlas: Atlas, finished: Any, copy: Path, quick_plots: None
 ) -> None:
     before, _ = finished()
-    (path,) = (copy / "evaluations" / folder(copy, made, "atlas-l-1").name).glob("multi-t-*/attack-*.npz")
+    (path,) = folder(copy, "atlas-l-1", "evaluations").glob("multi-t-*/attack-*.npz")
     path.write_bytes(b"torn")
     without, _ = finished()
     assert without["missing"] == ["atlas-l-1 (seed 0: attacks not finished)"]
@@ -280,43 +255,55 @@ def test_a_damaged_evaluation_is_made_again(
 def test_a_surrogate_that_cannot_be_had_keeps_no_other_attack_back(
     made: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Request(ARTEFACTS["table1-cifar10"], "smoke", made / "data", only=("adv-1",))
-    surrogate, (row,) = asked.surrogate("cifar10"), asked.rows
-    attacked, said = [], []
-    runner = Runner(Workspace(made), say=said.append, progress=False)
+    asked = Request(ARTEFACTS["table1-cifar10"], "smoke", only=("adv-1",))
+    attacked, said = list[str](), list[str]()
+    mine = Workspace(made, say=said.append)
+    surrogate, job = asked.jobs
 
-    def trained(self: Runner, request: Request, run: RunSpec, what: str) -> Path:
-        if run == surrogate:
-            raise LockError("the surrogate is being trained by another process")
-        return made
+    def train(self: Workspace, job: Job) -> None:
+        if job == surrogate:
+            raise LockError("in use by another process")
 
-    monkeypatch.setattr(Runner, "trained", trained)
-    monkeypatch.setattr(Runner, "evaluate", lambda *args: attacked.append(args[-1].label))
-    monkeypatch.setattr(Timings, "measure", lambda *args: None)
-    runner.work(asked)
-    wanted = [column.label for column in asked.columns(row)]
-    assert [*attacked, "black box"] == [*wanted[1:], wanted[0]]
-    assert said == [
-        "one-step ADV, seed 0, black box: left out for now: the surrogate is being trained by another process"
+    def attack(self: Workspace, job: Job, spec: AttackSpec) -> None:
+        if spec.surrogate:
+            raise CheckpointError("its surrogate is not trained yet")
+        attacked.append(spec.label)
+
+    monkeypatch.setattr(Workspace, "train", train)
+    monkeypatch.setattr(Workspace, "attack", attack)
+    monkeypatch.setattr(Workspace, "measure", lambda *args: None)
+    mine.work(asked.jobs)
+    assert ["black box", *attacked] == [spec.label for spec in job.attacks]
+    assert [text.partition(": left out for now: ")[::2] for text in said] == [
+        (surrogate.name, "in use by another process"),
+        ("one-step ADV, cifar10, seed 0, black box", "its surrogate is not trained yet"),
     ]
+
+
+def test_an_attack_without_its_surrogate_says_so(made: Path, tmp_path: Path) -> None:
+    row = ARTEFACTS["table1-cifar10"].rows[0]
+    job = Request(ARTEFACTS["table1-cifar10"], "smoke").job(row, 0)
+    runs = Workspace(tmp_path, (made / "runs",))
+    with pytest.raises(CheckpointError, match="surrogate is not trained"):
+        runs.attack(replace(job, run=RUN), replace(job.attacks[0], surrogate=replace(RUN, seed=77)))
 
 
 def test_times_that_two_processes_measure_are_both_kept(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [request(made).run(row, 0) for row in ARTEFACTS[NAME].rows[:2]]
-    images = Runner(Workspace(made)).test_images(runs[0].config.data)
-    one, other = (Timings(tmp_path / "timings.json", torch.device("cpu")) for _ in range(2))
+    runs = [ASKED.run(row, 0) for row in ASKED.rows[:2]]
+    one, other = (Workspace(tmp_path) for _ in range(2))
 
     def slowly(*args: object) -> float:
-        monkeypatch.setattr(runner_module, "step_seconds", lambda *args: 2.0)
-        other.measure(runs[1], images, 1)
+        monkeypatch.setattr(workspace_module, "step_seconds", lambda *args: 2.0)
+        other.measure(runs[1], 1)
         return 1.0
 
-    monkeypatch.setattr(runner_module, "step_seconds", slowly)
-    one.measure(runs[0], images, 1)
-    assert [(one.known(run) or {}).get("seconds") for run in runs] == [1.0, 2.0]
-    assert all("load_before" in (one.known(run) or {}) for run in runs)
+    monkeypatch.setattr(workspace_module, "step_seconds", slowly)
+    one.measure(runs[0], 1)
+    assert [(one.timing(run) or {}).get("seconds") for run in runs] == [1.0, 2.0]
+    assert all("load_before" in (one.timing(run) or {}) for run in runs)
+    assert one.timing(replace(runs[0], seed=3)) == one.timing(runs[0])
 
 
 def interrupt(records: object) -> None:
@@ -339,17 +326,14 @@ def test_a_folder_in_use_is_left_to_its_process(tmp_path: Path) -> None:
 def test_a_row_that_another_process_trains_is_left_for_later(
     atlas: Atlas,
     copy: Path,
-    made: Path,
     quick_plots: None,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(Workspace, "data", property(lambda self: made / "data"))
-    run = folder(copy, made, "atlas-l-1")
+    run = folder(copy, "atlas-l-1")
     (run / "last.safetensors").unlink()
     with locked(run):
         assert atlas("reproduce", NAME, "--scale", "smoke", "--workspace", copy) == 0
     text = capsys.readouterr().out
-    assert "one-step ATLAS-l, seed 0: left out for now" in text
+    assert "one-step ATLAS-l, cifar10, seed 0: left out for now" in text
     assert "missing: atlas-l-1 (seed 0: training in use after 3 epochs)" in text
     assert f"to continue: atlas reproduce {NAME} --scale smoke --workspace {copy}" in text

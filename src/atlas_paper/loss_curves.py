@@ -15,16 +15,15 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from atlas.attacks import frozen
-from atlas.data import Images
-from atlas.distributed.launch import checked_device
+from atlas.attacks.gradients import input_gradients
 from atlas.objectives import margin
 from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
 from atlas.threat import Threat
-from atlas.training import load_model
 from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.results import Results
-from atlas_paper.write import TableRow, missing, title, trained_with
+from atlas_paper.workspace import Workspace
+from atlas_paper.write import TableRow, missing, trained_with
 
 ROWS = (
     ModelRow("mnist", "natural", label="before robust training"),
@@ -47,29 +46,30 @@ class Curves:
     """Every model along the line of the first one's weak adversary."""
     own: Tensor
     """Each model along its own line."""
-    shown: int
-    """The image of the upper panels."""
-    like_it: int
+
+    @property
+    def shown(self) -> int:
+        """The image of the upper panels."""
+        return select_image(self.shared)
 
 
 def curves(results: Results) -> Curves | None:
     """None where a model is not finished."""
-    statuses = [results.seeds[row.key][0].status for row in ROWS]
-    folders = tuple(status.folder for status in statuses if status.finished and status.folder)
-    if len(folders) < len(ROWS):
+    found = [results.jobs[row.key][0] for row in ROWS]
+    if not all(each.state == "finished" for each in found):
         return None
-    last = statuses[-1].run.config
-    return _curves(folders, results.runner.test_images(last.data, IMAGES), last.threat, results.runner.device)
+    config, folders = found[-1].job.run.config, tuple(each.run.path for each in found)
+    return _curves(results.workspace, folders, config.data, config.threat)
 
 
 @cache
-def _curves(folders: tuple[Path, ...], images: Images, threat: Threat, device: str | None) -> Curves:
-    place = checked_device(device)
-    models = [load_model(folder, device=place) for folder in folders]
-    x, y = images.pixels(device=place), images.y.to(place)
+def _curves(workspace: Workspace, folders: tuple[Path, ...], data: str, threat: Threat) -> Curves:
+    models, images = [workspace.model(folder) for folder in folders], workspace.test_images(data, IMAGES)
+    device = next(models[0].parameters()).device
+    x, y = images.pixels(device=device), images.y.to(device)
     own = [directions(model, x, y) for model in models]
     shared = losses_along(models, x, y, threat, [own[0]] * len(models))
-    return Curves(shared, losses_along(models, x, y, threat, own), *select_image(shared))
+    return Curves(shared, losses_along(models, x, y, threat, own))
 
 
 def directions(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -77,10 +77,8 @@ def directions(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
     The margin, because the gradient of cross-entropy is exactly 0 in floats where a model is certain.
     """
-    with frozen(model), torch.enable_grad():
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(margin(model(x), y).sum(), x)
-    return gradient.sign()
+    with frozen(model):
+        return input_gradients(model, x, y, margin, len(x)).sign()
 
 
 @torch.no_grad()
@@ -101,19 +99,14 @@ def losses_along(
     return torch.stack(found).cpu()
 
 
-def select_image(losses: Tensor) -> tuple[int, int]:
-    """(the image to show, how many are like it).
+def select_image(losses: Tensor) -> int:
+    """The image to show: the first whose line has fewer adversarial points after each part of the training.
 
-    The first whose line has adversarial points before, fewer after the local part and none after the global
-    part, with some left in between if there is such an image; else the one that loses most of its
-    adversarial points from the first model to the last.
+    If there is none, the one that loses most of them from the first model to the last.
     """
     before, local, last = (losses > BOUNDARY).sum(2)
-    falls = (before > local) & (last == 0)
-    for wanted in (falls & (local > 0), falls):
-        if wanted.any():
-            return int(wanted.nonzero()[0, 0]), int(wanted.sum())
-    return int((before - last).argmax()), 0
+    falls = (before > local) & (local > last) & (last == 0)
+    return int(falls.nonzero()[0, 0]) if falls.any() else int((before - last).argmax())
 
 
 def summary(results: Results) -> Table:
@@ -121,36 +114,29 @@ def summary(results: Results) -> Table:
     found = curves(results)
     heads = ("", "wrong at x", "wrong somewhere on the first model's line", "wrong somewhere on its own line")
     if found is None:
-        return Table.of(title(results), heads, [], notes=tuple(missing(results)))
+        return Table.of(results.request.title, heads, [], notes=tuple(missing(results)))
     lines: list[TableRow] = []
     for row, shared, own in zip(ROWS, found.shared > BOUNDARY, found.own > BOUNDARY, strict=True):
         wrong = (own[:, POINTS // 2], shared.any(1), own.any(1))
         lines.append([row.label, *(Cell.number(100 * float(which.float().mean())) for which in wrong)])
     note = (
         f"In % of {found.own.shape[1]} test images. A line goes through x along the signs of the "
-        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, {_why(found)}."
+        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, whose "
+        "adversarial points become fewer."
     )
-    return Table.of(title(results), heads, lines, notes=(note, *trained_with(results)))
-
-
-def _why(found: Curves) -> str:
-    """Why this image is the one that is shown."""
-    fall = "adversarial points become fewer and then vanish"
-    if not found.like_it:
-        return f"since for no image do {fall}"
-    return f"the {'only one' if found.like_it == 1 else f'first of {found.like_it}'} whose {fall}"
+    return Table.of(results.request.title, heads, lines, notes=(note, *trained_with(results)))
 
 
 def data(results: Results) -> Table:
     """What is drawn, point by point."""
     heads = ("model", "t", "loss of the image shown", "wrong on the first line", "wrong on its own line")
     found, lines = curves(results), list[TableRow]()
-    for k, row in enumerate(ROWS if found else ()):
-        assert found is not None
-        wrong = [(losses[k] > BOUNDARY).float().mean(0) for losses in (found.shared, found.own)]
-        points = zip(T, found.shared[k, found.shown], *wrong, strict=True)
-        lines += [[row.key, *(Cell.number(float(v), "{:.6g}") for v in numbers)] for numbers in points]
-    return Table.of(f"{title(results)}: curves", heads, lines)
+    if found is not None:
+        for row, shared, own in zip(ROWS, found.shared, found.own, strict=True):
+            wrong = [(losses > BOUNDARY).float().mean(0) for losses in (shared, own)]
+            for numbers in zip(T, shared[found.shown], *wrong, strict=True):
+                lines.append([row.key, *(Cell.number(float(value), "{:.6g}") for value in numbers)])
+    return Table.of(f"{results.request.title}: curves", heads, lines)
 
 
 def draw(results: Results) -> Figure:
@@ -168,7 +154,7 @@ def draw(results: Results) -> Figure:
         axes[1][0].set_ylabel("images that err (%)")
         handles = [handle for line in axes for handle in line[-1].get_legend_handles_labels()[0]]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
-        figure.suptitle(plots.label(title(results)), fontsize=8)
+        figure.suptitle(plots.label(results.request.title), fontsize=8)
     return figure
 
 
@@ -179,9 +165,8 @@ def _draw_losses(axis: Any, losses: Tensor, k: int) -> None:
     above = losses[k] > BOUNDARY
     axis.plot(T[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
     axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
-    axis.set_yscale(
-        "symlog", linthresh=1
-    )  # the loss of a model that is not robust goes far above the boundary
+    # The loss of a model that is not robust goes far above the boundary.
+    axis.set_yscale("symlog", linthresh=1)
     axis.set_ylim(bottom=-0.1)
     for name, t, position in (("x", 0.0, 0.03), ("x'", 1.0, 0.88)):
         axis.axvline(t, color="gray", lw=0.5)
@@ -189,24 +174,19 @@ def _draw_losses(axis: Any, losses: Tensor, k: int) -> None:
 
 
 def _draw_shares(axis: Any, found: Curves, k: int) -> None:
-    names = {
-        "images along a model's own line": found.own,
-        "images along the first model's line": found.shared,
-    }
+    names = {"a model's own line": found.own, "the first model's line": found.shared}
     for style, (name, losses) in zip(("-", "--"), names.items(), strict=True):
         share = 100 * (losses[k] > BOUNDARY).float().mean(0)
-        axis.plot(T, share, style, color=plots.PALETTE[1], label=name)
+        axis.plot(T, share, style, color=plots.PALETTE[1], label=f"images along {name}")
     axis.set_ylim(0, 100)
 
 
-ARTEFACTS = (
-    Artefact(
-        name="loss-curves",
-        of="Figures 1 to 3",
-        rows=ROWS,
-        columns=(),
-        figure=draw,
-        tables={"summary": summary},
-        data={"curves": data},
-    ),
+ARTEFACT = Artefact(
+    name="loss-curves",
+    of="Figures 1 to 3",
+    rows=ROWS,
+    columns={},
+    figure=draw,
+    tables={"summary": summary},
+    data={"curves": data},
 )
