@@ -7,8 +7,8 @@ out=${OUT:-runs/mnist}
 run() { # NAME PRESET [--set ...]
   local folder=$out/$1
   if [ -e "$folder/config.json" ]; then atlas train --resume "$folder"; else atlas train "$2" --out "$folder" "${@:3}"; fi
-  [ -e "$folder/scores.json" ] || python scripts/mnist_results.py attack "$folder"
-  python scripts/mnist_results.py keep "$folder"
+  [ -e "$folder/scores.json" ] || python -m scripts.results attack "$folder"
+  python -m scripts.results run "$folder"
 }
 
 written() { # the paper's settings on the small CNN; what it leaves open as in docs/decisions.md

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from atlas_paper import paper
+from atlas_paper.cells import TIME
 from tests.published import ROOT, between, script
 
 LOWER = "trained-bfloat16-all-attacked-bfloat16"
@@ -53,9 +54,9 @@ def signed(value: float | None) -> str:
 
 def shown(column: str, cell: dict[str, Any]) -> tuple[str, str, str]:
     """The paper's number, ours and the difference, as a table has them."""
-    digits = "g" if column == paper.TIME else ".2f"
+    digits = "g" if column == TIME else ".2f"
     theirs = "-" if cell["paper"] is None else f"{cell['paper']:{digits}}"
-    if column == paper.TIME:
+    if column == TIME:
         return theirs, "-" if cell["ours"] is None else f"{cell['ours']:.3g}", "-"
     if cell["ours"] is None:
         return theirs, "-", "-"
@@ -172,7 +173,7 @@ def test_an_artefact_is_kept_with_its_runs(tmp_path: Path) -> None:
     for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    keep, kept = script("artefact_results").keep, tmp_path / "kept"
+    keep, kept = script("results").keep_artefact, tmp_path / "kept"
     assert keep(made, kept, weights=False).read_text() == "|1|"
     small = {f"mine-cpu/runs/mnist-adv-1-0123abcd/{path.name}" for path in run.glob("*.json*")}
     expected = {"mine-cpu/mine.json", "mine-cpu/mine.md", *small}

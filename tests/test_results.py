@@ -20,6 +20,10 @@ OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
 pytestmark = pytest.mark.skipif(not (ROOT / "results").exists(), reason="no results here")
 
 
+def shown(page: str, marker: str) -> str:
+    return between(page, f"<!-- begin: {marker} -->", f"<!-- end: {marker} -->")
+
+
 def test_results_stay_small() -> None:
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 10_000_000
 
@@ -36,7 +40,7 @@ def test_the_demo_in_readme() -> None:
         for row in rows
     ]
     table = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
-    assert between("README.md", "<!-- begin: demo -->", "<!-- end: demo -->") == table
+    assert shown("README.md", "demo") == table
 
 
 TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))
@@ -75,28 +79,19 @@ def test_every_tuned_preset_has_its_search() -> None:
     assert [f"mnist-small-{row}-tuned" for row in TUNED] == sorted(tuned)
 
 
-@pytest.mark.parametrize("data_set", ["mnist", "mnist-mini"])
-def test_the_tables_of_mnist(data_set: str) -> None:
-    shown = between("docs/mnist.md", f"<!-- begin: {data_set} -->", f"<!-- end: {data_set} -->")
-    assert shown == script("mnist_results").table(data_set)
+def test_the_tables_of_pages() -> None:
+    for (page, marker), table in script("results").TABLES.items():
+        assert shown(page, marker) == table(), marker
 
 
-def test_the_order_of_methods_in_readme() -> None:
-    assert (
-        between("README.md", "<!-- begin: order -->", "<!-- end: order -->")
-        == script("order_results").table()
-    )
-
-
-def test_what_bfloat16_costs() -> None:
-    shown = between("docs/speed.md", "<!-- begin: precision -->", "<!-- end: precision -->")
-    assert shown == script("precision").table()
+@pytest.mark.parametrize("name", ["precision", "levers"])
+def test_the_tables_of_speed(name: str) -> None:
+    assert shown("docs/speed.md", name) == script(name).table()
 
 
 @pytest.mark.parametrize("kind", ["disguises", "honest", "limit", "times"])
 def test_the_tables_of_disguises(kind: str) -> None:
-    shown = between("docs/evaluation.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
-    assert shown == script("disguises").tables()[kind]
+    assert shown("docs/evaluation.md", kind) == script("disguises").tables()[kind]
 
 
 def test_quick_sees_through_disguises_and_leaves_honest_models_valid() -> None:
@@ -109,21 +104,13 @@ def test_quick_sees_through_disguises_and_leaves_honest_models_valid() -> None:
     assert not any(row["fatal"] for row in honest)
 
 
-def test_what_each_lever_pays() -> None:
-    assert (
-        between("docs/speed.md", "<!-- begin: levers -->", "<!-- end: levers -->") == script("levers").table()
-    )
-
-
 def test_the_counts_of_faults() -> None:
-    shown = between("docs/reliability.md", "<!-- begin: counts -->", "<!-- end: counts -->")
-    assert shown == script("reliability").table()
+    assert shown("docs/reliability.md", "counts") == script("reliability").table()
 
 
 @pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
 def test_the_tables_of_attacks(kind: str) -> None:
-    shown = between("docs/attacks.md", f"<!-- begin: {kind} -->", f"<!-- end: {kind} -->")
-    assert shown == script("untargeted_optimizers").table(kind)
+    assert shown("docs/attacks.md", kind) == script("untargeted_optimizers").table(kind)
 
 
 @pytest.mark.parametrize("kind", ["linf", "l2"])
@@ -147,9 +134,8 @@ def test_the_order_of_multi_t_fools_sooner() -> None:
 
 def test_autoattack_on_the_published_model() -> None:
     """At each stage at most half a point above the original, and the flag for Square goes up."""
-    module = script("evaluation_results")
-    assert between("docs/evaluation.md", *module.MARKERS) == module.table()
-    report = load_report(module.RESULTS)
+    module = script("results")
+    report = load_report(module.WONG)
     for label, original in module.ORIGINAL.items():
         assert 100 * report.scores[label].rate <= original + 0.5
     assert [flag.name for flag in report.flags] == ["black-box-stronger"]
