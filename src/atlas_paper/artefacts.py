@@ -12,7 +12,7 @@ from typing import Any
 from atlas_paper import collapse, loss_curves, paper
 from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.figures import dots, lines
-from atlas_paper.write import paired_tests
+from atlas_paper.results import paired_tests
 
 
 def _artefact(name: str, table: Mapping[str, Any]) -> Artefact:

@@ -55,8 +55,6 @@ class JobResult:
         reports = {label: report for label, report in found.items() if report is not None}
         return cls(job, *workspace.find(job.run), reports, workspace.timing(job.run))
 
-    # --- the training ---
-
     @cached_property
     def epochs(self) -> list[Record]:
         return self.run.epochs
@@ -86,15 +84,20 @@ class JobResult:
         """What must be said beside its numbers."""
         if self.state == "failed":
             return ("failed",)
-        marks = {"collapsed": bool(self.collapses), "at chance": self.at_chance}
-        return tuple(mark for mark, given in marks.items() if given)
+        marks: tuple[str, ...] = ("collapsed",) if self.collapses else ()
+        if self.reports:
+            report = self.reports[self._largest]
+            most = float(torch.bincount(report.y).max()) / report.n
+            if report.clean.interval[0] <= most:  # it may always predict the most frequent class
+                marks += ("at chance",)
+        return marks
 
     def plain(self) -> dict[str, Any]:
         """The training as JSON."""
-        finished, spec, best = self.state == "finished", self.job.run, self.best_epoch
+        spec, best = self.job.run, self.best_epoch
         return {
             "seed": spec.seed,
-            "config_hash": fingerprint(self.run.config) if finished else spec.hash,
+            "config_hash": fingerprint(self.run.config) if self.state == "finished" else spec.hash,
             "train": spec.command,
             "state": self.state,
             "network": spec.config.model,
@@ -104,8 +107,6 @@ class JobResult:
             "best_epoch": None if best is None else best + 1,
             "collapsed_in_epochs": [epoch + 1 for epoch in self.collapses],
         }
-
-    # --- the attacks ---
 
     @property
     def _largest(self) -> str:
@@ -128,13 +129,13 @@ class JobResult:
 
         The worst case is taken over the images that all have seen.
         """
-        report = self.reports.get(self._largest if column == ON_CLEAN else column)
-        if column == WORST_CASE and self.worst_of:
-            report = joined([self.reports[label] for label in self.worst_of])
-        if report is None:
-            return None
-        if column == ON_CLEAN:
+        if column == ON_CLEAN and self.reports:
+            report = self.reports[self._largest]
             return report.ids, report.clean_right, report.clean
+        labels = self.worst_of if column == WORST_CASE else (column,) if column in self.reports else ()
+        if not labels:
+            return None
+        report = joined([self.reports[label] for label in labels])
         return report.ids, report.robust, report.worst
 
     @cached_property
@@ -158,14 +159,6 @@ class JobResult:
             rivals = joined([report for report in reports if report.n >= few.n])
             together += [flag for flag in rivals.flags if flag.message.startswith(own)]
         return list(dict.fromkeys([*flags.values(), *together]))
-
-    @property
-    def at_chance(self) -> bool:
-        """Whether clean accuracy could be that of always predicting the most frequent class."""
-        if not self.reports:
-            return False
-        report = self.reports[self._largest]
-        return report.clean.interval[0] <= float(torch.bincount(report.y).max()) / report.n
 
     def about(self, column: str) -> dict[str, Any]:
         """The training and the evaluation behind a number, as JSON."""
@@ -330,7 +323,7 @@ class CellResult:
 
     def _plain(self, seed: int) -> dict[str, Any]:
         _, right, score = self.right[seed]
-        table = score.plain()
+        numbers = score.plain()
         # A bit per image, so that two results can be tested as a pair.
         bits = b64encode(np.packbits(right.numpy()).tobytes()).decode()
-        return {"k": table.pop("right", None), **table, "right": bits}
+        return {"k": numbers.pop("right", None), **numbers, "right": bits}

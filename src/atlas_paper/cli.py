@@ -19,9 +19,8 @@ from atlas.training.precision import fastest
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.cells import JobResult
 from atlas_paper.request import SCALES, Request
-from atlas_paper.results import Results
+from atlas_paper.results import NO_RESULT, Results, write
 from atlas_paper.workspace import Workspace
-from atlas_paper.write import NO_RESULT, write
 
 WORKSPACE = Path("runs/reproduce")
 
@@ -182,8 +181,7 @@ def _print_jobs(request: Request, workspace: Workspace) -> None:
         evaluations += len(left)
     console.print(table)
     say(f"missing: {trainings} trainings and {evaluations} evaluations")
-    seconds, where = _costs()
-    if request.artefact.name in seconds:
-        hours = duration(seconds[request.artefact.name][request.scale])
-        name = f"{request.artefact.name} at scale {request.scale}"
-        say(f"{name}, from nothing and for one seed: about {hours} on {where}")
+    (seconds, where), name = _costs(), request.artefact.name
+    if name in seconds:
+        hours = duration(seconds[name][request.scale])
+        say(f"{name} at scale {request.scale}, from nothing and for one seed: about {hours} on {where}")

@@ -12,8 +12,7 @@ from atlas.reports.tables import Cell, Table
 from atlas_paper import paper
 from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.cells import JobResult
-from atlas_paper.results import Results
-from atlas_paper.write import TableRow, missing, trained_with
+from atlas_paper.results import Results, TableRow, missing, trained_with
 
 SEEN = "collapse seen"
 HEADS = (
@@ -32,7 +31,6 @@ def _row(task: str, which: str, alpha: float, beta: float, *, clipped: bool = Fa
 
 def summary(results: Results) -> Table:
     """What the figure shows, in numbers."""
-    lines = [_line(results, row) for row in results.rows]
     notes = (
         "Accuracies in %, on validation images; J² is the mean of ||J(x')||² over batches of an epoch. The "
         f"paper, on CIFAR-10: a fall of more than {paper.text('collapse_fall')} points while J² rises "
@@ -40,24 +38,25 @@ def summary(results: Results) -> Table:
         *trained_with(results),
         *missing(results),
     )
+    lines: list[TableRow] = []
+    for row in results.rows:
+        result = results.jobs[row.key][0]
+        weights = [f"{row.changes[f'method.{name}']:g}" for name in ("alpha", "beta")]
+        course = _course(result) or [result.lacks, *["-"] * (len(HEADS) - 4)]
+        lines.append([results.request.row_name(row), *weights, *course])
     return Table.of(results.request.title, HEADS, lines, notes=notes)
 
 
-def _line(results: Results, row: ModelRow) -> TableRow:
-    result = results.jobs[row.key][0]
-    name = results.request.row_name(row)
-    what = [name, f"{row.changes['method.alpha']:g}", f"{row.changes['method.beta']:g}"]
+def _course(result: JobResult) -> TableRow:
     best, epochs = result.best_epoch, result.epochs
     if best is None:
-        return [*what, result.lacks, *["-"] * (len(HEADS) - 4)]
-    after = epochs[best:]
-    robust = [100 * epoch["val_robust"] for epoch in after]
-    jacobians = [epochs[best]["jacobian"], max(epoch["jacobian"] for epoch in after)]
+        return []
+    robust = [100 * epoch["val_robust"] for epoch in epochs[best:]]
+    jacobians = [epoch["jacobian"] for epoch in epochs[best:]]
     return [
-        *what,
         f"{len(epochs)}" + ("" if result.state == "finished" else f" ({result.state})"),
         *(Cell.number(number) for number in (robust[0], min(robust), robust[-1])),
-        *(Cell.number(number, "{:.3g}") for number in jacobians),
+        *(Cell.number(number, "{:.3g}") for number in (jacobians[0], max(jacobians))),
         *(Cell.number(100 * epoch["val_clean"]) for epoch in (epochs[best], epochs[-1])),
         ", ".join(f"epoch {epoch + 1}" for epoch in result.collapses) or "no",
     ]
@@ -91,20 +90,18 @@ def draw(results: Results) -> Figure:
 
 
 def _draw(panels: Any, result: JobResult) -> None:
-    last = result.epochs[-1]
+    epochs, last = result.epochs, result.epochs[-1]
     per_step = (last["epoch"] + 1) / last["step"]
     probes = [record for record in result.run.records if record["kind"] == "probe"]
-    at = [epoch["epoch"] + 1 for epoch in result.epochs]
     panels[0].plot([per_step * p["step"] for p in probes], [p["jacobian"] for p in probes], lw=0.8)
-    panels[1].plot(at, [100 * epoch["val_robust"] for epoch in result.epochs])
-    panels[2].plot(at, [100 * epoch["val_clean"] for epoch in result.epochs])
+    for axis, name in zip(panels[1:], ("val_robust", "val_clean"), strict=True):
+        axis.plot([epoch["epoch"] + 1 for epoch in epochs], [100 * epoch[name] for epoch in epochs])
+        axis.set_ylim(0, 100)
     for axis, name in zip(panels, ("||J(x')||²", "robust (%)", "clean (%)"), strict=True):
         axis.set_ylabel(name)
         for epoch in result.collapses:
             axis.axvline(epoch + 1, color="red", ls=":", lw=0.8, label=SEEN)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for axis in panels[1:]:
-        axis.set_ylim(0, 100)
 
 
 ARTEFACT = Artefact(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from atlas.reports import plots
 from atlas.reports.tables import Cell, Table
 from atlas.threat import Threat
 from atlas_paper.artefact import Artefact, ModelRow
-from atlas_paper.results import Results
+from atlas_paper.results import Results, TableRow, missing, trained_with
 from atlas_paper.workspace import Workspace
-from atlas_paper.write import TableRow, missing, trained_with
 
 ROWS = (
     ModelRow("mnist", "natural", label="before robust training"),
@@ -38,23 +36,11 @@ T = torch.arange(-(POINTS // 2), POINTS // 2 + 1) / (POINTS // 2)
 """The points of a line, in units of eps; x itself is in the middle."""
 
 
-@dataclass(frozen=True)
-class Curves:
-    """All that is drawn; the losses of M models on N lines of P points are [M, N, P]."""
+def curves(results: Results) -> Tensor | None:
+    """The losses of M models on N lines of P points, [2, M, N, P]; None where a model is not finished.
 
-    shared: Tensor
-    """Every model along the line of the first one's weak adversary."""
-    own: Tensor
-    """Each model along its own line."""
-
-    @property
-    def shown(self) -> int:
-        """The image of the upper panels."""
-        return select_image(self.shared)
-
-
-def curves(results: Results) -> Curves | None:
-    """None where a model is not finished."""
+    First along each model's own line, then along the line of the first one's weak adversary.
+    """
     found = [results.jobs[row.key][0] for row in ROWS]
     if not all(each.state == "finished" for each in found):
         return None
@@ -63,13 +49,12 @@ def curves(results: Results) -> Curves | None:
 
 
 @cache
-def _curves(workspace: Workspace, folders: tuple[Path, ...], data: str, threat: Threat) -> Curves:
+def _curves(workspace: Workspace, folders: tuple[Path, ...], data: str, threat: Threat) -> Tensor:
     models, images = [workspace.model(folder) for folder in folders], workspace.test_images(data, IMAGES)
     device = next(models[0].parameters()).device
     x, y = images.pixels(device=device), images.y.to(device)
     own = [directions(model, x, y) for model in models]
-    shared = losses_along(models, x, y, threat, [own[0]] * len(models))
-    return Curves(shared, losses_along(models, x, y, threat, own))
+    return torch.stack([losses_along(models, x, y, threat, d) for d in (own, [own[0]] * len(models))])
 
 
 def directions(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -111,17 +96,17 @@ def select_image(losses: Tensor) -> int:
 
 def summary(results: Results) -> Table:
     """How many images each model gets wrong somewhere on a line."""
-    found = curves(results)
+    losses = curves(results)
     heads = ("", "wrong at x", "wrong somewhere on the first model's line", "wrong somewhere on its own line")
-    if found is None:
+    if losses is None:
         return Table.of(results.request.title, heads, [], notes=tuple(missing(results)))
     lines: list[TableRow] = []
-    for row, shared, own in zip(ROWS, found.shared > BOUNDARY, found.own > BOUNDARY, strict=True):
+    for row, own, shared in zip(ROWS, *(losses > BOUNDARY), strict=True):
         wrong = (own[:, POINTS // 2], shared.any(1), own.any(1))
         lines.append([row.label, *(Cell.number(100 * float(which.float().mean())) for which in wrong)])
     note = (
-        f"In % of {found.own.shape[1]} test images. A line goes through x along the signs of the "
-        f"margin's gradient at x, from -eps to eps. The upper panels show image {found.shown}, whose "
+        f"In % of {losses.shape[2]} test images. A line goes through x along the signs of the margin's "
+        f"gradient at x, from -eps to eps. The upper panels show image {select_image(losses[1])}, whose "
         "adversarial points become fewer."
     )
     return Table.of(results.request.title, heads, lines, notes=(note, *trained_with(results)))
@@ -130,55 +115,50 @@ def summary(results: Results) -> Table:
 def data(results: Results) -> Table:
     """What is drawn, point by point."""
     heads = ("model", "t", "loss of the image shown", "wrong on the first line", "wrong on its own line")
-    found, lines = curves(results), list[TableRow]()
-    if found is not None:
-        for row, shared, own in zip(ROWS, found.shared, found.own, strict=True):
-            wrong = [(losses > BOUNDARY).float().mean(0) for losses in (shared, own)]
-            for numbers in zip(T, shared[found.shown], *wrong, strict=True):
+    losses, lines = curves(results), list[TableRow]()
+    if losses is not None:
+        for row, own, shared in zip(ROWS, *losses, strict=True):
+            wrong = [(each > BOUNDARY).float().mean(0) for each in (shared, own)]
+            for numbers in zip(T, shared[select_image(losses[1])], *wrong, strict=True):
                 lines.append([row.key, *(Cell.number(float(value), "{:.6g}") for value in numbers)])
     return Table.of(f"{results.request.title}: curves", heads, lines)
 
 
 def draw(results: Results) -> Figure:
     """Above: one image, the same line for all, the model before dashed. Below: all images."""
-    found = curves(results)
+    losses = curves(results)
     with plots.style():
         figure, axes = plots.subplots(2, 3, width=plots.DOUBLE, height=3.6, sharex=True, sharey="row")
         for k, row in enumerate(ROWS):
-            axes[0][k].set_title(plots.label(row.label))
-            axes[1][k].set_xlabel("t: x + t eps d")
-            if found is not None:
-                _draw_losses(axes[0][k], found.shared[:, found.shown], k)
-                _draw_shares(axes[1][k], found, k)
+            above, below = axes[:, k]
+            above.set_title(plots.label(row.label))
+            below.set_xlabel("t: x + t eps d")
+            if losses is not None:
+                shown = losses[1, :, select_image(losses[1])]
+                _draw_image(above, shown[k], shown[k - 1] if k else None)
+                for name, style, which in (("a model's own", "-", 0), ("the first model's", "--", 1)):
+                    share = 100 * (losses[which, k] > BOUNDARY).float().mean(0)
+                    below.plot(T, share, style, color=plots.PALETTE[1], label=f"images along {name} line")
         axes[0][0].set_ylabel("loss, one image")
-        axes[1][0].set_ylabel("images that err (%)")
+        axes[1][0].set(ylabel="images that err (%)", ylim=(0, 100))
         handles = [handle for line in axes for handle in line[-1].get_legend_handles_labels()[0]]
         figure.legend(handles=handles, loc="outside lower center", ncols=3)
         figure.suptitle(plots.label(results.request.title), fontsize=8)
     return figure
 
 
-def _draw_losses(axis: Any, losses: Tensor, k: int) -> None:
-    if k:
-        axis.plot(T, losses[k - 1], "--", color="gray", lw=0.8, label="the model before")
-    axis.plot(T, losses[k], color=plots.PALETTE[0])
-    above = losses[k] > BOUNDARY
-    axis.plot(T[above], losses[k][above], "o", color="red", ms=2, label="adversarial")
+def _draw_image(axis: Any, losses: Tensor, before: Tensor | None) -> None:
+    if before is not None:
+        axis.plot(T, before, "--", color="gray", lw=0.8, label="the model before")
+    axis.plot(T, losses, color=plots.PALETTE[0])
+    wrong = losses > BOUNDARY
+    axis.plot(T[wrong], losses[wrong], "o", color="red", ms=2, label="adversarial")
     axis.axhline(BOUNDARY, color="black", ls=":", lw=0.8, label="boundary, -log 0.5")
-    # The loss of a model that is not robust goes far above the boundary.
-    axis.set_yscale("symlog", linthresh=1)
+    axis.set_yscale("symlog", linthresh=1)  # the loss of a model that is not robust goes far above it
     axis.set_ylim(bottom=-0.1)
     for name, t, position in (("x", 0.0, 0.03), ("x'", 1.0, 0.88)):
         axis.axvline(t, color="gray", lw=0.5)
         axis.text(position, 0.55, name, transform=axis.get_xaxis_transform())
-
-
-def _draw_shares(axis: Any, found: Curves, k: int) -> None:
-    names = {"a model's own line": found.own, "the first model's line": found.shared}
-    for style, (name, losses) in zip(("-", "--"), names.items(), strict=True):
-        share = 100 * (losses[k] > BOUNDARY).float().mean(0)
-        axis.plot(T, share, style, color=plots.PALETTE[1], label=f"images along {name}")
-    axis.set_ylim(0, 100)
 
 
 ARTEFACT = Artefact(

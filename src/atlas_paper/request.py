@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from importlib import resources
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from atlas import presets
 from atlas.attacks.model_variants import DTYPES
@@ -19,8 +19,8 @@ from atlas_paper.artefact import Artefact, ModelRow
 from atlas_paper.cells import DERIVED, MOST_SEEDS, TIME
 from atlas_paper.jobs import AttackSpec, Job, RunSpec
 
-Version = Literal["written", "tuned"]
 SCALES = tomllib.loads((resources.files("atlas_paper") / "scales.toml").read_text("utf-8"))
+VERSIONS = {"written": "as written", "tuned": "tuned"}
 NETWORKS = ("cnn", "cnn-small")
 """The networks that MNIST's rows can have."""
 SURROGATE, SURROGATE_SEED = "natural", 99
@@ -49,7 +49,7 @@ class Request:
     scale: str = "cpu"
     network: str = ""
     """Of MNIST; "" for the scale's default."""
-    version: Version = "written"
+    version: str = "written"
     seeds: int = 1
     only: tuple[str, ...] = ()
     """Keys of rows, or patterns of them; all rows where empty."""
@@ -59,7 +59,7 @@ class Request:
 
     def __post_init__(self) -> None:
         choose("scale", self.scale, SCALES)
-        choose("version", self.version, dict.fromkeys(get_args(Version)))
+        choose("version", self.version, VERSIONS)
         choose("network", self.network or NETWORKS[0], dict.fromkeys(NETWORKS))
         choose("attack dtype", self.attack_dtype, DTYPES)
         choose("precision", self.precision, dict.fromkeys(get_args(Precision)))
@@ -77,8 +77,6 @@ class Request:
         for row in self.scaled_rows:
             if (preset := self._preset(row)) not in presets.names():
                 raise UsageError(f"{name} needs the preset {preset}, which does not exist; omit --version")
-
-    # --- rows ---
 
     @property
     def scaled_rows(self) -> list[ModelRow]:
@@ -98,8 +96,6 @@ class Request:
     def row_name(self, row: ModelRow) -> str:
         """The row's label, with the data set where there are several."""
         return f"{row.label}, {row.task}" if len({each.task for each in self.scaled_rows}) > 1 else row.label
-
-    # --- trainings and attacks ---
 
     def setting(self, task: str) -> dict[str, Any]:
         """How the data set is treated at this scale, as in `scales.toml`."""
@@ -174,14 +170,11 @@ class Request:
         surrogates = [Job(f"surrogate, {spec.name}", spec, (), 0, self.command) for spec in specs.values()]
         return [*surrogates, *jobs]
 
-    # --- names ---
-
     @property
     def _options(self) -> dict[str, Any]:
         """The options that are not the default."""
-        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name in OPTIONS}
         default = {each.name: each.default for each in fields(self)}
-        return {name: given[name] for name in OPTIONS if given[name] != default[name]}
+        return {name: given for name in OPTIONS if (given := getattr(self, name)) != default[name]}
 
     @property
     def name(self) -> str:
@@ -204,8 +197,8 @@ class Request:
         """What it is of; on MNIST with the network, which may be one of two."""
         if not self.of_mnist:
             return f"{self.artefact.of}, scale {self.scale}"
-        version = {"written": "as written", "tuned": "tuned"}[self.version]
-        return f"{self.artefact.of}, {self.setting('mnist')['network']}, scale {self.scale}, {version}"
+        network = self.setting("mnist")["network"]
+        return f"{self.artefact.of}, {network}, scale {self.scale}, {VERSIONS[self.version]}"
 
 
 def _applicable(changes: Mapping[str, Any], name: str) -> dict[str, Any]:

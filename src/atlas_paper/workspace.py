@@ -59,7 +59,7 @@ class Workspace:
     data_root: Path | None = None
     device: str | None = None
     say: Callable[[str], None] = lambda text: None
-    _images: dict[tuple[str, int | None, bool], Images] = field(default_factory=dict)
+    _images: dict[str, Images] = field(default_factory=dict)
     _models: dict[Path, nn.Module] = field(default_factory=dict)
 
     def work(self, jobs: Sequence[Job]) -> None:
@@ -151,11 +151,9 @@ class Workspace:
 
     def test_images(self, name: str, n: int | None = None, random: bool = False) -> Images:
         """All test images, the first n, or n at random."""
-        key = (name, n, random)
-        if key not in self._images:
-            whole = data.load(name, train=False, root=self.data_root) if n is None else self.test_images(name)
-            self._images[key] = chosen_images(whole, n, random, SEED)
-        return self._images[key]
+        if name not in self._images:
+            self._images[name] = data.load(name, train=False, root=self.data_root)
+        return chosen_images(self._images[name], n, random, SEED)
 
     def report(self, run: RunSpec, spec: AttackSpec) -> Report | None:
         """The finished evaluation; None where there is none yet."""

@@ -19,9 +19,8 @@ from atlas_paper import collapse, figures, loss_curves, paper
 from atlas_paper.artefacts import ARTEFACTS
 from atlas_paper.cells import JobResult
 from atlas_paper.request import SUITES, Request
-from atlas_paper.results import Results
+from atlas_paper.results import Results, notes, side_by_side
 from atlas_paper.workspace import Workspace
-from atlas_paper.write import notes, side_by_side
 from tests.unit.paper.by_hand import report
 
 KNOWN = {
@@ -180,7 +179,7 @@ def test_a_collapse_as_a_picture(tmp_path: Path) -> None:
 
 def test_figures_say_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = torch.zeros(3, 2, loss_curves.POINTS)
-    monkeypatch.setattr(loss_curves, "curves", lambda _: loss_curves.Curves(line, line))
+    monkeypatch.setattr(loss_curves, "curves", lambda _: torch.stack([line, line]))
     for name, summary in {"collapse": collapse.summary, "loss-curves": loss_curves.summary}.items():
         notes = summary(results(name, tmp_path, {}, precision="bfloat16")).notes
         assert any(note.startswith("mnist: cnn-small on all 60,000 training images") for note in notes)

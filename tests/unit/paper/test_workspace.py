@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -73,6 +74,15 @@ def finished(atlas: Atlas, copy: Path, quick_plots: None) -> Callable[..., tuple
 def cells(whole: dict[str, Any], key: str) -> dict[str, Any]:
     (row,) = [row for row in whole["rows"] if row["key"] == key]
     return dict(row["cells"])
+
+
+def test_the_machinery_knows_nothing_of_the_paper() -> None:
+    """So that other tables of trainings and attacks can be built on it."""
+    generic = {"jobs", "workspace", "cells"}
+    for name in generic:
+        source = Path(workspace_module.__file__).with_name(f"{name}.py").read_text()
+        assert set(re.findall(r"^from atlas_paper\.(\w+)", source, re.MULTILINE)) < generic
+        assert "from atlas_paper import" not in source
 
 
 def test_a_collapsed_row_is_marked(finished: Any, copy: Path) -> None:
