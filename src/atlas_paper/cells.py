@@ -198,16 +198,16 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def interval_of_mean(rates: Sequence[float], n: int) -> tuple[float, float]:
-    """95% for a mean over seeds: Wilson's, for other images, and Student's, for other seeds.
+    """95% in percent for a mean over seeds: Wilson's, for other images, and Student's, for other seeds.
 
     They are combined as independent errors. All seeds see the same images, so their spread alone does not
     cover the choice of images.
     """
-    mean, half = statistics.mean(rates), 0.0
-    low, high = wilson(mean, n)
-    if len(rates) > 1:
-        half = T_95[len(rates) - 2] * statistics.stdev(rates) / math.sqrt(len(rates))
-    return max(0.0, mean - math.hypot(mean - low, half)), min(1.0, mean + math.hypot(high - mean, half))
+    percents, mean, half = [100 * rate for rate in rates], 100 * statistics.mean(rates), 0.0
+    low, high = (100 * end for end in wilson(mean / 100, n))
+    if len(percents) > 1:
+        half = T_95[len(percents) - 2] * statistics.stdev(percents) / math.sqrt(len(percents))
+    return max(0.0, mean - math.hypot(mean - low, half)), min(100.0, mean + math.hypot(high - mean, half))
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,11 +259,9 @@ class CellResult:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """See `interval_of_mean`; in percent."""
         if self.ours is None or self.n is None:
             return None
-        low, high = interval_of_mean([score.rate for score in self.scores.values()], self.n)
-        return 100 * low, 100 * high
+        return interval_of_mean([score.rate for score in self.scores.values()], self.n)
 
     @property
     def difference(self) -> float | None:

@@ -9,6 +9,7 @@ results/                 what is made of them
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from glob import iglob
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,14 +94,11 @@ class Workspace:
     def _found(self) -> dict[str, list[Path]]:
         """What was there at first, by hash: the canonical one of a run, that of an evaluation's config."""
         found = defaultdict[str, list[Path]](list)
-        for place in (self.root, *self.others):
-            # Hidden folders, such as an interrupted copy, are skipped, and links are followed.
-            for config in sorted(iglob("**/config.json", root_dir=place, recursive=True)):
-                path = (place / config).parent
-                with suppress(AtlasError):  # a run of another version, say
-                    found[canonical_hash(load_config(path))].append(path)
-                with suppress(AtlasError):
-                    found[fingerprint(EvaluationFolder(path).about())].append(path)
+        for path in (folder for place in (self.root, *self.others) for folder in _folders(place)):
+            with suppress(AtlasError):  # a run of another version, say
+                found[canonical_hash(load_config(path))].append(path)
+            with suppress(AtlasError):
+                found[fingerprint(EvaluationFolder(path).about())].append(path)
         return found
 
     def folder(self, part: str, run: RunSpec) -> Path:
@@ -208,6 +205,20 @@ class Workspace:
         # Read after the measurement: another process may have added a time meanwhile.
         table = {**self._timings, self._timing_key(run): {"seconds": seconds, **machine(device)}}
         write_atomic(self.root / "timings.json", (json.dumps(table, indent=2) + "\n").encode())
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    """Those with a config.json, in a fixed order; links are followed, each once.
+
+    Hidden folders are skipped: an interrupted copy is one.
+    """
+    seen = set[str]()
+    for folder, below, files in os.walk(place, followlinks=True):
+        real = os.path.realpath(folder)
+        below[:] = [] if real in seen else sorted(name for name in below if not name.startswith("."))
+        if "config.json" in files and real not in seen:
+            yield Path(folder)
+        seen.add(real)
 
 
 def _first_report(folders: Sequence[Path]) -> Report | None:

@@ -52,4 +52,5 @@ def of(*images: tuple[int, int, int]) -> torch.Tensor:
 
 def test_the_image_to_show() -> None:
     assert select_image(of((5, 5, 5), (5, 0, 0), (5, 2, 0), (9, 1, 0))) == 2
-    assert select_image(of((2, 5, 1), (5, 5, 1), (5, 0, 0))) == 2, "none like that: the largest fall"
+    assert select_image(of((5, 5, 5), (5, 0, 0))) == 1, "none in between"
+    assert select_image(of((2, 5, 1), (5, 5, 1))) == 1, "none like that: the largest fall"

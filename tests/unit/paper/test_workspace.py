@@ -151,6 +151,8 @@ def test_rows_that_were_not_asked_for_are_shown_where_they_are_there(finished: A
 
 def test_finished_runs_elsewhere_are_used_and_left_alone(made: Path, tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(made / "runs")
+    for name in ("one", "two"):
+        (tmp_path / name).symlink_to(tmp_path)
     mine = Workspace(tmp_path / "empty", (tmp_path,))
     for row in ASKED.rows:
         run = ASKED.run(row, 0)
