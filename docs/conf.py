@@ -30,9 +30,4 @@ html_title = f"ATLAS {version}"
 html_copy_source = False
 html_show_sphinx = False
 templates_path: list[str] = []
-exclude_patterns = [
-    "_ext",
-    "[a-h]*.md",
-    "[j-z]*.md",
-    "how-to",
-]  # older pages
+exclude_patterns = ["_ext"]

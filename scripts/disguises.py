@@ -3,7 +3,6 @@
 python -m scripts.disguises run PUBLISHED [FOLDER]           # writes results/disguises.json; resumable
 python -m scripts.disguises limit PUBLISHED [FOLDER]         # of these only the disguise that is not seen
 python -m scripts.disguises time OTHER PUBLISHED [FOLDER]    # CPU seconds of `quick`, and in another checkout
-python -m scripts.disguises write                            # puts the tables into docs/evaluation.md
 
 PUBLISHED: wong_mnist_fgsm.safetensors. The other networks are in results/ or are trained here, in FOLDER.
 Needs the full MNIST and CIFAR-10 (ATLAS_DATA).
@@ -35,11 +34,11 @@ from atlas.models import build
 from atlas.models.source import load as load_model
 from atlas.threat import Threat
 from atlas_paper.workspace import commit
-from benchmarks.tables import grid, markers_of, put_between_markers
+from benchmarks.tables import grid
 from tests.disguises import DISGUISES, HELD_OUT, Disguised, Hide, best_known, confidence_of, trained
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "disguises.json", ROOT / "docs" / "evaluation.md"
+RESULTS = ROOT / "results" / "disguises.json"
 N = 100
 GAP = 10
 """Images by which `quick` may miss the best known attack without a warning."""
@@ -253,7 +252,7 @@ def passes(row: Mapping[str, Any]) -> bool:
 
 
 def tables() -> dict[str, str]:
-    """For the page, by marker."""
+    """For docs/results/evaluation-checks.md, by name."""
     found = json.loads(RESULTS.read_text())
     disguised = [row for row in found["rows"] if row["disguise"]]
     honest = [row for row in found["rows"] if not row["disguise"]]
@@ -318,9 +317,6 @@ def main() -> None:
             compare_times(Path(other), published, _folder(where))
         case ["seconds", network, published, folder]:
             print(seconds(network, published, Path(folder)))
-        case ["write"]:
-            for marker, text in tables().items():
-                put_between_markers(PAGE, text, *markers_of(marker))
         case _:
             sys.exit(__doc__)
 

@@ -1,7 +1,6 @@
 """What each way of making a training step faster pays by itself: the time without it over the time with it.
 
 python -m scripts.levers measure [REPEATS]     # writes results/levers.json
-python -m scripts.levers write                 # puts the table into docs/speed.md
 """
 
 from __future__ import annotations
@@ -25,12 +24,11 @@ from atlas.rng import Rng
 from atlas_paper.workspace import commit
 from benchmarks.equations import ALPHA, case, kl
 from benchmarks.step import CLASSES, THREAT, random_batch, trainer
-from benchmarks.tables import facts, grid, markers_of, over, put_between_markers, ratio, save
+from benchmarks.tables import facts, grid, over, ratio, save
 from benchmarks.timing import interleave, timed
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "levers.json", ROOT / "docs" / "speed.md"
-MARKERS = markers_of("levers")
+RESULTS = ROOT / "results" / "levers.json"
 NETWORKS = {"cnn": ((1, 28, 28), 128), "wrn-16-2": ((3, 32, 32), 64)}
 Work = Callable[[], object]
 Lever = tuple[str, Work, Work]
@@ -218,7 +216,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["measure", *repeats]:
             measure(int(repeats[0]) if repeats else 5)
-        case ["write"]:
-            put_between_markers(PAGE, table(), *MARKERS)
         case _:
             sys.exit(__doc__)

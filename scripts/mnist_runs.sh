@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The runs behind docs/mnist.md, in order. Each can be interrupted: run this again and it continues.
+# The runs behind docs/results/mnist.md, in order. Each can be interrupted: run this again and it continues.
 #   ATLAS_DATA=... scripts/mnist_runs.sh written | quick | larger | embedded
 set -euo pipefail
 out=${OUT:-runs/mnist}
@@ -11,7 +11,7 @@ run() { # NAME PRESET [--set ...]
   python -m scripts.results run "$folder"
 }
 
-written() { # the paper's settings on the small CNN; what it leaves open as in docs/decisions.md
+written() { # the paper's settings on the small CNN; what it leaves open as in docs/explanation/decisions.md
   run written-atlas-1 mnist-small-atlas-1
   run written-adv-1 mnist-small-adv-1
   run written-atlas-1-seed1 mnist-small-atlas-1 --seed 1

@@ -1,7 +1,6 @@
 """Does bfloat16 cost accuracy? Three seeds of two methods, with and without, on MNIST, attacked alike.
 
 python -m scripts.precision run [FOLDER]     # trains, attacks, writes results/precision.json; resumable
-python -m scripts.precision write            # puts the table into docs/speed.md
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from atlas.evaluation import evaluate
 from atlas.files import write_atomic
 from atlas.training import load_config, load_model
 from atlas_paper.workspace import commit
-from benchmarks.tables import grid, markers_of, put_between_markers
+from benchmarks.tables import grid
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "precision.json", ROOT / "docs" / "speed.md"
-MARKERS = markers_of("precision")
+RESULTS = ROOT / "results" / "precision.json"
 ARITHMETICS = {"adv-1": ("bfloat16",), "atlas-1": ("bfloat16", "bfloat16-all")}
 """To be held against float32; ADV has no Jacobian."""
 SEEDS = (0, 1, 2)
@@ -93,7 +91,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["run", *where]:
             run(Path(where[0] if where else "runs/precision"))
-        case ["write"]:
-            put_between_markers(PAGE, table(), *MARKERS)
         case _:
             sys.exit(__doc__)

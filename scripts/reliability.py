@@ -3,7 +3,6 @@
 python -m pytest -m slow --timeout 7200 --junitxml=SLOW.xml -o junit_logging=system-out tests/f*
 python scripts/soak.py --minutes 120 --json SOAK.json
 python -m scripts.reliability keep SLOW.xml SOAK.json         # writes results/reliability.json
-python -m scripts.reliability write                           # puts the table into docs/reliability.md
 """
 
 from __future__ import annotations
@@ -16,11 +15,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from atlas.files import write_atomic
-from benchmarks.tables import grid, markers_of, put_between_markers
+from benchmarks.tables import grid
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "reliability.json", ROOT / "docs" / "reliability.md"
-MARKERS = markers_of("counts")
+RESULTS = ROOT / "results" / "reliability.json"
 KINDS = {"test_config": "configurations", "test_data": "data files", "test_checkpoint": "weights and states"}
 
 
@@ -85,7 +83,5 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["keep", *files] if files:
             keep(list(map(Path, files)))
-        case ["write"]:
-            put_between_markers(PAGE, table(), *MARKERS)
         case _:
             sys.exit(__doc__)

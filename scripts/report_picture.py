@@ -1,6 +1,6 @@
-"""Take the pictures of docs/report.md, with Chromium, of a report that `atlas report` or `atlas demo` wrote.
+"""Take the picture of the README, with Chromium, of a report that `atlas report` or `atlas demo` wrote.
 
-python -m scripts.report_picture runs/demo/report.html     # writes docs/report.png and docs/report-dark.png
+python -m scripts.report_picture runs/demo/report.html     # writes docs/report.png
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image
 from tests.browser.chromium import Chromium, find
 
 DOCS = Path(__file__).parents[1] / "docs"
-WIDTH, HEIGHT = 1100, 1240
+WIDTH, HEIGHT = 1100, 760
 COLOURS = 128
 """Enough for a page, and a third of the bytes."""
 
@@ -34,9 +34,6 @@ def main() -> None:
         browser.look(WIDTH, HEIGHT)
         browser.open(page)
         keep(browser.picture(), DOCS / "report.png")
-        browser.look(WIDTH, HEIGHT, dark=True)
-        browser.evaluate("document.querySelector('.charts').previousElementSibling.scrollIntoView()")
-        keep(browser.picture(), DOCS / "report-dark.png")
 
 
 def keep(png: bytes, path: Path) -> None:

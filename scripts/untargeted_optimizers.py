@@ -1,7 +1,6 @@
 """With which optimiser, step and schedule Un-T finds most, and in which order Multi-T finds soonest.
 
 python -m scripts.untargeted_optimizers measure MODEL [--n 500]   # a run's folder, or weights of cnn-small
-python -m scripts.untargeted_optimizers write                     # the tables of docs/attacks.md
 
 `measure` attacks MNIST test images and puts what it finds into results/attacks/untargeted-optimizers.json.
 """
@@ -31,10 +30,10 @@ from atlas.rng import Rng
 from atlas.threat import L2, Linf, Threat
 from atlas.training import load_model
 from atlas_paper.workspace import commit
-from benchmarks.tables import grid, markers_of, put_between_markers
+from benchmarks.tables import grid
 
 ROOT = Path(__file__).parent.parent
-RESULTS, PAGE = ROOT / "results" / "attacks" / "untargeted-optimizers.json", ROOT / "docs" / "attacks.md"
+RESULTS = ROOT / "results" / "attacks" / "untargeted-optimizers.json"
 STEPS, RESTARTS, SEED = 50, 5, 0
 Case = tuple[str, str, float]
 """Optimiser, schedule, step in pixels."""
@@ -188,22 +187,14 @@ def fooled(each: list[tuple[dict[str, Any], int]]) -> str:
     return str(sum(model["n"] - right for model, right in each))
 
 
-def write() -> None:
-    """Replace the tables of the page, each between its two markers."""
-    for kind in (*GRID, "orders"):
-        put_between_markers(PAGE, table(kind), *markers_of(kind))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("what", choices=["measure", "write"])
+    parser.add_argument("what", choices=["measure"])
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--n", type=int, default=500, help="test images")
     options = parser.parse_args()
     for model in options.models:
         measure(model, options.n)
-    if options.what == "write":
-        write()
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from atlas.config import table_of
 from atlas.evaluation.flags import MEANINGS
 from atlas.training import RunConfig
 from atlas.training.settings import REGISTRIES
+from scripts import word_counts
 
 ROOT = Path(__file__).parents[1]
 pytestmark = [
@@ -56,7 +57,7 @@ class Loaded(HTMLParser):
 
 def test_a_page_loads_nothing_from_a_network_and_no_link_is_dead(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) > 7
+    assert len(pages) > 30
     for page in pages:
         found = Loaded(page.read_text())
         assert not [url for url in found.loaded if "//" in url]
@@ -81,6 +82,14 @@ def test_the_reference_names_all_that_there_is(site: Path) -> None:
     for key in keys(table_of(table.training, REGISTRIES), "training."):
         assert f">{key}<" in page("configuration"), key
     assert all(f">{code}<" in page("exit-codes") for code in (0, *range(2, 12)))
+
+
+def test_pages_are_short() -> None:
+    counts = word_counts.counts()
+    readme = counts.pop("README.md")
+    assert 300 < readme < 550
+    assert {page: count for page, count in counts.items() if count > word_counts.most(page)} == {}
+    assert sum(counts.values()) <= word_counts.TOTAL
 
 
 def keys(table: dict[str, object], where: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Every measured number in README and docs is the one in results/."""
+"""What is in results/, and that the tables of README and docs are rendered from it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from atlas import presets
 from atlas.attacks import Untargeted
 from atlas.config import fingerprint
-from atlas.evaluation import Score
 from atlas.evaluation.evaluation_folder import load_report
 from atlas.presets import load_preset
 from atlas.training import RunConfig
+from benchmarks.tables import markers_of
+from scripts.result_tables import TABLES
 from tests.published import ROOT, between, script
 
 OPTIMIZERS = "results/attacks/untargeted-optimizers.json"
@@ -26,21 +27,6 @@ def shown(page: str, marker: str) -> str:
 
 def test_results_stay_small() -> None:
     assert sum(path.stat().st_size for path in (ROOT / "results").rglob("*") if path.is_file()) < 10_000_000
-
-
-def test_the_demo_in_readme() -> None:
-    rows = json.loads((ROOT / "results/demo/demo.json").read_text())
-    head = [f"n = {rows[0]['clean']['n']}", "clean", *rows[0]["robust"], "training"]
-    lines = [
-        [
-            row["method"],
-            *(str(Score(**s)) for s in (row["clean"], *row["robust"].values())),
-            f"{row['seconds']:.0f} s",
-        ]
-        for row in rows
-    ]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
-    assert shown("README.md", "demo") == table
 
 
 TUNED = sorted(path.name for path in (ROOT / "results/tune-mnist").glob("*"))
@@ -79,19 +65,16 @@ def test_every_tuned_preset_has_its_search() -> None:
     assert [f"mnist-small-{row}-tuned" for row in TUNED] == sorted(tuned)
 
 
-def test_the_tables_of_pages() -> None:
-    for (page, marker), table in script("results").TABLES.items():
-        assert shown(page, marker) == table(), marker
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_is_rendered(name: str) -> None:
+    """What the site shows; a directive that names no table ends its build."""
+    text = TABLES[name]()
+    assert text.count("\n") > 2
+    assert name.startswith("figure") or max(line.count("|") for line in text.splitlines()) > 2
 
 
-@pytest.mark.parametrize("name", ["precision", "levers"])
-def test_the_tables_of_speed(name: str) -> None:
-    assert shown("docs/speed.md", name) == script(name).table()
-
-
-@pytest.mark.parametrize("kind", ["disguises", "honest", "limit", "times"])
-def test_the_tables_of_disguises(kind: str) -> None:
-    assert shown("docs/evaluation.md", kind) == script("disguises").tables()[kind]
+def test_the_table_of_the_readme() -> None:
+    assert between("README.md", *markers_of("results")) == TABLES["readme"]()
 
 
 def test_quick_sees_through_disguises_and_leaves_honest_models_valid() -> None:
@@ -102,15 +85,6 @@ def test_quick_sees_through_disguises_and_leaves_honest_models_valid() -> None:
     assert len({row["network"] for row in honest}) >= 8
     assert all(module.passes(row) for row in disguised)
     assert not any(row["fatal"] for row in honest)
-
-
-def test_the_counts_of_faults() -> None:
-    assert shown("docs/reliability.md", "counts") == script("reliability").table()
-
-
-@pytest.mark.parametrize("kind", ["linf", "l2", "orders"])
-def test_the_tables_of_attacks(kind: str) -> None:
-    assert shown("docs/attacks.md", kind) == script("untargeted_optimizers").table(kind)
 
 
 @pytest.mark.parametrize("kind", ["linf", "l2"])

@@ -3,7 +3,7 @@
     ```{generated} cli
     ```
 
-puts in what `PARTS["cli"]` returns, as Markdown.
+puts in what `PARTS["cli"]` returns, as Markdown; `results NAME` one of `scripts.result_tables`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 import atlas
@@ -35,10 +36,10 @@ from atlas.presets.template import COMMENTS, PARAMETERS, SECTIONS
 from atlas.threat import THREATS
 from atlas.training.settings import REGISTRIES
 from benchmarks.tables import grid
+from scripts.result_tables import TABLES
 
 OTHER_PARAMETERS = {
     "training": "how it is trained",
-    "projections": "random directions that estimate the Jacobian's norm, or exact",
     "optimizer": "steepest steps, or Adam",
     "targets": "how many of the likeliest wrong classes are tried",
     "far": "distance of the start, in units of eps",
@@ -142,40 +143,49 @@ def _about(builder: Callable[..., object]) -> str:
 
 def _keys(builder: Callable[..., Any], section: str) -> str:
     """Key, type, default and meaning of each parameter, as a table."""
-    types_of, meanings = get_type_hints(builder), {**_arguments(builder), **_attributes(builder)}
-    rows = []
+    types_of, rows = get_type_hints(builder), []
     for key, parameter in inspect.signature(builder).parameters.items():
         path = f"{section}.{key}" if section else key
-        meaning = (
-            meanings.get(key)
-            or COMMENTS.get(path)
-            or OTHER_PARAMETERS.get(f"{builder.__name__}.{key}")
-            or PARAMETERS.get(key)
-            or OTHER_PARAMETERS[key]
-        )
-        rows.append([f"`{path}`", _cell(_type(types_of[key])), _default(parameter.default), _cell(meaning)])
+        cells = [_type(types_of[key]), _default(parameter.default), _meaning(builder, key, path)]
+        rows.append([f"`{path}`", *map(_cell, cells)])
     return grid(["key", "type", "default", "meaning"], rows) if rows else ""
+
+
+def _meaning(builder: Callable[..., Any], key: str, path: str) -> str:
+    """What a key is: from the class, a function's result or their bases, else from the list of comments."""
+    kind = builder if inspect.isclass(builder) else get_type_hints(builder)["return"]
+    found: dict[str, str] = {}
+    for each in [*reversed(inspect.getmro(kind)), builder]:
+        found |= _arguments(each) | _attributes(each)
+    names = (
+        OTHER_PARAMETERS.get(f"{builder.__name__}.{key}"),
+        PARAMETERS.get(key),
+        OTHER_PARAMETERS.get(key),
+    )
+    meaning = found.get(key) or COMMENTS.get(path) or next(filter(None, names), None)
+    if meaning is None:
+        raise ExtensionError(f"{builder.__name__}.{key} has no meaning: add a string below the field")
+    return meaning
 
 
 def _arguments(builder: Callable[..., object]) -> Mapping[str, str]:
     """What the docstring says of each argument."""
-    _, _, below = (inspect.getdoc(builder) or "").partition("Args:\n")
+    _, _, below = (inspect.cleandoc(builder.__doc__ or "")).partition("Args:\n")
     body = textwrap.dedent(below.partition("\n\n")[0])
     entries = re.findall(r"^(\w+): (.*(?:\n +.*)*)", body, re.MULTILINE)
     return {name: " ".join(text.split()) for name, text in entries}
 
 
-def _attributes(builder: Callable[..., object]) -> Mapping[str, str]:
-    """The strings below the fields of a class and of those that it derives from."""
-    found = {}
-    for kind in reversed(inspect.getmro(builder)) if inspect.isclass(builder) else ():
-        if not is_dataclass(kind):
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
-        for field, text in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                found[field.target.id] = " ".join(ast.literal_eval(text.value).split())
-    return found
+def _attributes(kind: Callable[..., object]) -> Mapping[str, str]:
+    """The strings below the fields of a dataclass."""
+    if not (inspect.isclass(kind) and is_dataclass(kind)):
+        return {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _type(kind: Any) -> str:
@@ -200,7 +210,9 @@ def _default(value: Any) -> str:
     if is_dataclass(value):
         table = table_of(value, REGISTRIES)
         return f"`{table['name']}`" if "name" in table else "see below"
-    return f"`{str(value).lower() if isinstance(value, bool) else list(value) if value == () else value}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{list(value) if value == () else value}`"
 
 
 def listing(registry: Mapping[str, Any], head: str, about: Callable[[Any], str]) -> str:
@@ -263,7 +275,8 @@ class Generated(SphinxDirective):
     final_argument_whitespace = True
 
     def run(self) -> list[nodes.Node]:
-        text = PARTS[self.arguments[0]]()
+        kind, _, name = self.arguments[0].partition(" ")
+        text = TABLES[name]() if kind == "results" else PARTS[kind]()
         return self.parse_text_to_nodes(text, allow_section_headings=True)
 
 

@@ -48,7 +48,7 @@ def test_the_worst_case_is_near_the_truth_or_in_doubt(
 
 @pytest.mark.slow
 def test_rays_sees_through_a_borrowed_confidence(natural: nn.Module, images: Images) -> None:
-    """The limit of `quick` that docs/evaluation.md names."""
+    """The limit of `quick` that docs/results/evaluation-checks.md names."""
     linear = trained(nn.Sequential(nn.Flatten(), nn.Linear(784, 10)), load("mnist-mini"), 5)
     model, threat = Disguised(natural, confidence_of(linear)), NORMS[0]
     quick = atlas.evaluate(model, images, threat, progress=False)

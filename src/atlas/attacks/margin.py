@@ -48,7 +48,8 @@ class Margin(Attack[MarginState]):
     learning rate, by default 0.1; its state is new for each attempt. With `decay` the step falls linearly
     to 0.
 
-    The paper does not state its optimiser. The defaults are what found most: see docs/attacks.md.
+    The paper does not state its optimiser. The defaults are what found most: see
+    docs/results/evaluation-checks.md.
     """
 
     steps: int = 50
@@ -113,7 +114,8 @@ class MultiTargeted(Margin):
 
     Attempt k of an example goes for the wrong class that is k mod (C - 1)-th by its clean logits: first the
     best wrong class, then the next, and when all have had their turn again from another start. The order
-    changes no verdict, but the best ones find most (docs/attacks.md), and what is fooled leaves early.
+    changes no verdict, but the best ones find most, and what is fooled leaves early: see
+    docs/results/evaluation-checks.md.
     """
 
     def attempts(self, num_classes: int) -> int:

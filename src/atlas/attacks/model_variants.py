@@ -22,7 +22,7 @@ FAST_CONV_GRAD = True
 """Whether an attack may lend the layers of a model the class `FastGradConv2d`, which is faster. Turn it off
 where a model depends on the exact class of its convolutions."""
 WIDE = 32
-"""Channels from which on channels last pays: docs/speed.md has how much, on two networks."""
+"""Channels from which on channels last pays: docs/results/records/speed.md has how much, on two networks."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 """In which precision an attack may search."""
 

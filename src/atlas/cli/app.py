@@ -49,4 +49,4 @@ app.add_typer(data.app, name="data")
 
 @app.command("bench", hidden=True, add_help_option=False, context_settings={"ignore_unknown_options": True})
 def _bench(arguments: Annotated[list[str] | None, Argument()] = None) -> None:
-    raise UsageError("`atlas bench` is now `python -m benchmarks`, in the source repository (docs/speed.md)")
+    raise UsageError("`atlas bench` is now `python -m benchmarks`, in the source repository")

@@ -53,7 +53,7 @@ def keep_memory() -> bool:
     """Let freed memory stay with the process; whether the C library can.
 
     glibc gives every large block back to the system at once. A training step frees and takes the same large
-    blocks again and again, and the system clears each page anew: see docs/speed.md.
+    blocks again and again, and the system clears each page anew: see docs/results/records/speed.md.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, NEVER))
