@@ -42,8 +42,9 @@ QUICK = "MNIST, `cnn-small`, quick settings"
 IN_README = (QUICK, "MNIST, `cnn-small`, tuned, 30 epochs", "CIFAR-10, small")
 METHODS, OTHERS = ("adv", "trades", "atlas"), ("adv", "trades")
 ATTACK = "AutoAttack"
-COLUMNS = ("clean", "PGD-20", "PGD-1000", "Un-T", "Multi-T", ATTACK, "worst case", "s/batch")
-"""Of an artefact's table, those that a page has room for."""
+COLUMNS = ("clean", "PGD-20", "PGD-1000", "Un-T", "Multi-T", ATTACK, "worst case")
+"""Of an artefact's table, those that are shown; Multi-T only where there are few."""
+ROOM = 6
 LEAST_P = 1e-6
 """Smaller ones are not told apart: of one training each they would promise too much."""
 
@@ -115,7 +116,8 @@ def artefact(folder: str) -> str:
     table = _read(folder)
     rows = [row for row in table["rows"] if any(cell["ours"] is not None for cell in row["cells"].values())]
     columns = [name for name in COLUMNS if any(_ours(row, name) is not None for row in rows)]
-    lines = [[row["label"], *(_cell(row["cells"].get(name), name) for name in columns)] for row in rows]
+    columns = [name for name in columns if len(columns) <= ROOM or name != "Multi-T"]
+    lines = [[row["label"], *(_cell(row["cells"].get(name)) for name in columns)] for row in rows]
     sizes = {name: {seed["n"] for row in rows for seed in _seeds(row, name)} for name in columns}
     heads = [f"{name} (n = {min(sizes[name]):,})" if sizes[name] else name for name in columns]
     return grid(["", *heads], lines) + f"\n\n`{table['command']}`, at {table['commit'][:7]}."
@@ -130,13 +132,11 @@ def _seeds(row: Mapping[str, Any], column: str) -> list[dict[str, Any]]:
     return [seed for seed in row["cells"].get(column, {}).get("seeds", []) if "n" in seed]
 
 
-def _cell(cell: Mapping[str, Any] | None, column: str) -> str:
+def _cell(cell: Mapping[str, Any] | None) -> str:
     if cell is None or cell["ours"] is None:
         return "-"
-    if column == "s/batch":
-        return f"{cell['ours']:.3g}" + (f" ({cell['paper']:g})" if cell["paper"] is not None else "")
     marks = "".join(f", {mark}" for mark in cell["marks"])
-    paper = "" if cell["paper"] is None else f" ({cell['paper']:.2f})"
+    paper = "" if cell["paper"] is None else f"<br>({cell['paper']:.2f})"
     return f"{_accuracy(cell['ours'], cell['interval'])}{marks}{paper}"
 
 

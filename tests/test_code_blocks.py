@@ -92,9 +92,7 @@ def test_a_page_runs_from_top_to_bottom(page: str, place: Path) -> None:
             workflow(code)
         elif language == "toml":
             tomllib.loads(code)
-        assert language in ("python", "bash", "sh", "yaml", "toml"), (
-            f"nothing runs {language!r}: mark it as text"
-        )
+        assert language in ("python", "bash", "sh", "yaml", "toml"), f"nothing runs {language!r}"
     check_pip(place / "pip.log")
     check = CHECKS.get(page)
     if check:
