@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -72,3 +73,13 @@ def test_a_clean_environment_with_the_wheel_runs_the_first_epoch_of_the_demo(
     options = [part for setting in settings for part in ("--set", setting)]
     run(installed / "atlas-robust", "train", "demo-adv-1", *options, "--out", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "best.safetensors").exists()
+
+
+def test_links_of_the_readme_work_outside_of_the_repository() -> None:
+    """The package index shows the README alone. What it names of this repository is there."""
+    links = re.findall(r"\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert all(link.startswith("https://") for link in links)
+    ours = [re.search(r"atlas-robust/atlas/(?:(?:blob|tree)/)?main/(.+)", link) for link in links]
+    paths = [found.group(1) for found in ours if found]
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
