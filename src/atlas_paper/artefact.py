@@ -35,10 +35,9 @@ class ModelRow:
     """Whether it is part of the artefact at scale smoke."""
 
     def __post_init__(self) -> None:
-        fill = {"key": self.preset, "label": paper.label(self.preset)}
-        fill["paper"] = "" if self.changes else self.preset
-        for name, value in fill.items():
-            object.__setattr__(self, name, getattr(self, name) or value)
+        object.__setattr__(self, "key", self.key or self.preset)
+        object.__setattr__(self, "label", self.label or paper.label(self.preset))
+        object.__setattr__(self, "paper", self.paper or ("" if self.changes else self.preset))
 
 
 @dataclass(frozen=True)

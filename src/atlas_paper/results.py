@@ -66,23 +66,18 @@ class Results:
     @cached_property
     def cells(self) -> dict[str, dict[str, CellResult]]:
         """By the key of the row, then by column."""
-        return {
-            row.key: {
-                column: CellResult(column, self.jobs[row.key], paper.number(row.task, row.paper, column))
-                for column in self.request.columns(row)
-            }
-            for row in self.rows
-        }
+        found: dict[str, dict[str, CellResult]] = {row.key: {} for row in self.rows}
+        for row in self.rows:
+            for column in self.request.columns(row):
+                number = paper.number(row.task, row.paper, column)
+                found[row.key][column] = CellResult(column, self.jobs[row.key], number)
+        return found
 
     @cached_property
     def columns(self) -> list[str]:
         """Those in which any row has a number, the paper's or ours, or a reason why it has none."""
-        filled = {
-            column
-            for cells in self.cells.values()
-            for column, cell in cells.items()
-            if cell.paper is not None or cell.status != "missing"
-        }
+        every = [cell for cells in self.cells.values() for cell in cells.values()]
+        filled = {cell.column for cell in every if cell.paper is not None or cell.status != "missing"}
         return [column for column in self.request.artefact.all_columns if column in filled]
 
     @cached_property
@@ -102,11 +97,11 @@ class Results:
     @property
     def _lacking(self) -> dict[str, list[str]]:
         """What each row lacks."""
-        lacks = {
-            key: [f"seed {each.job.run.seed}: {each.lacks}" for each in jobs if each.lacks]
+        return {
+            key: found
             for key, jobs in self.jobs.items()
+            if (found := [f"seed {each.job.run.seed}: {each.lacks}" for each in jobs if each.lacks])
         }
-        return {key: found for key, found in lacks.items() if found}
 
     @property
     def missing(self) -> list[str]:
