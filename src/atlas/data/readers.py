@@ -128,7 +128,7 @@ def _npz(path: Path, content: bytes | None = None) -> Iterator[Any]:
     try:
         with np.load(path if content is None else io.BytesIO(content), allow_pickle=False) as file:
             yield file
-    except (DataError, MemoryError):  # the latter says nothing about the file
+    except DataError:
         raise
     except Exception as error:  # zipfile, zlib and numpy have no common error for damage
         raise DataError(

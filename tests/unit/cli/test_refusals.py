@@ -30,7 +30,6 @@ from tests.unit.reports import runs
         ("training.optimizer.lr=true", "must be a number"),
         ("method.alpha=" + "[" * 5000, "must be a number"),
         ("model=wrn-10-9999", "unknown model 'wrn-10-9999'"),
-        ("a" + ".a" * 5000 + "=1", "5000 dots"),
         ("training.momentum=0.9", "choose from"),
     ],
     ids=lambda value: str(value)[:40],
@@ -56,7 +55,6 @@ def test_settings(
         (("train", "../../etc/passwd.toml"), 2, "there is no file"),
         (("train", "outside.toml"), 2, "extends = '../other.toml'"),
         (("train", "inside.toml"), 2, "unknown preset '../../../etc/passwd'"),
-        (("train", "deep.toml"), 2, "more than 20 tables"),
         (("evaluate", "../x:y", "--data", "mnist-mini", "--eps", "0.1"), 2, "importing '../x' failed"),
         (("train", "demo-adv-1", "--out", "a\nb"), 2, "control characters in its name"),
         (("train", "demo-adv-1", "--out", "x" * 300), 6, "File name too long"),
@@ -74,7 +72,6 @@ def test_paths_and_names(
     files = {
         "outside.toml": "extends = '../other.toml'",
         "inside.toml": "extends = '../../../etc/passwd'",
-        "deep.toml": "data" + ".a" * 3000 + " = 1",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
