@@ -52,9 +52,14 @@ def network(seed: int = 0) -> nn.Module:
 
 
 def run(
-    method: atlas.methods.Method = Adv(), training: Training = SHORT, **more: object
+    method: atlas.methods.Method = Adv(),
+    training: Training = SHORT,
+    model: nn.Module | None = None,
+    progress: bool = False,
+    **more: Any,
 ) -> atlas.training.Result:
-    return fit(network(), task(), method, threat=THREAT, training=training, progress=False, **more)  # type: ignore[arg-type]
+    model = model or network()
+    return fit(model, task(), method, threat=THREAT, training=training, progress=progress, **more)
 
 
 def test_it_learns_and_returns_the_weights_of_the_best_epoch(tmp_path: Path) -> None:
@@ -88,7 +93,7 @@ def test_epochs_lr_and_batch_size_are_keywords() -> None:
     assert run(training=usual, epochs=1).epochs[0]["eps"] == pytest.approx(THREAT.eps), "no ramp is left"
     for wrong in ({"epochs": 0}, {"epochs": 1.5}, {"epochs": "3"}, {"lr": -1.0}, {"batch_size": 1}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            run(**wrong)  # type: ignore[arg-type]
+            run(**wrong)
 
 
 def test_how_long_it_may_take_is_said_after_the_first_epoch(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +130,7 @@ def test_another_seed_is_another_run() -> None:
 @pytest.mark.parametrize("kind", ["sgd", "adam", "adamw"])
 def test_every_optimiser_learns_and_resumes(kind: str, tmp_path: Path) -> None:
     rates = {"sgd": 0.1, "adam": 0.01, "adamw": 0.01}
-    optimizer = Optimizer(kind=kind, lr=rates[kind], weight_decay=1e-4)  # type: ignore[arg-type]
+    optimizer = Optimizer(kind=kind, lr=rates[kind], weight_decay=1e-4)
     long = Training(**{**vars(SHORT), "optimizer": optimizer})
     whole = run(training=long, folder=tmp_path / "whole")
     assert whole.best_robust > 0.8
@@ -139,7 +144,7 @@ def interrupted(training: Training, folder: Path, after: int, model: nn.Module |
     """A run that a signal ends after this many steps."""
 
     def step(self: Trainer, batch: object) -> None:
-        original(self, batch)  # type: ignore[arg-type]
+        original(self, batch)
         if self.progress.step == after:
             self.requests.caught = 15
 
@@ -147,15 +152,7 @@ def interrupted(training: Training, folder: Path, after: int, model: nn.Module |
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", step)
         with pytest.raises(Interrupted):
-            fit(
-                model or network(),
-                task(),
-                Adv(),
-                threat=THREAT,
-                training=training,
-                folder=folder,
-                progress=False,
-            )
+            run(training=training, folder=folder, model=model)
 
 
 def test_callbacks_see_every_step_and_every_epoch() -> None:
@@ -278,7 +275,7 @@ def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) 
         step = torch.optim.SGD.step
         patch.setattr(torch.optim.SGD, "step", lambda self: (updates.append(1), step(self))[1])
         with pytest.raises(NumericError, match="before the next update") as caught:
-            fit(model, task(), method, threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
+            run(method, model=model, folder=tmp_path)
     assert caught.value.exit_code == 5
     assert len(updates) == 4
     assert all(p.isfinite().all() for p in model.parameters())
@@ -291,9 +288,7 @@ def test_what_is_not_finite_stops_before_the_update(where: str, tmp_path: Path) 
 def test_weights_come_back_as_the_model_they_were(tmp_path: Path) -> None:
     about = {"model": "cnn-small", "num_classes": 2, "shape": [1, 6, 6], "normalize": None}
     model = atlas.models.build("cnn-small", 2, (1, 6, 6))
-    result = fit(
-        model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, about=about, progress=False
-    )
+    result = run(model=model, folder=tmp_path, about=about)
     again = load_model(tmp_path)
     x, _ = task()
     assert torch.equal(again(x), result.model.eval()(x))
@@ -325,7 +320,7 @@ def test_a_collapse_is_announced_and_training_continues(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     collapsing(monkeypatch, [0.5, 0.8, 0.3, 0.3, 0.75, 0.2] + [0.1] * 6)
-    result = fit(network(), task(), Adv(), threat=THREAT, training=with_action("continue"))
+    result = run(training=with_action("continue"), progress=True)
     assert [r["collapse"] for r in result.epochs[:6]] == [False, False, True, False, False, True]
     assert "catastrophic overfitting" in capsys.readouterr().err
     assert result.best_robust == 0.8
@@ -443,7 +438,7 @@ def test_another_threat_or_validation_attack_starts_the_choice_of_the_best_epoch
         schedule = Schedule(kind="guided", epochs=epochs, ramp_epochs=0, plateau=1)
         training = replace(SHORT, schedule=schedule, validation=under[1])
         where = {"folder": tmp_path, "allow_changes": True, "progress": False}
-        return fit(network(), task(), Adv(), threat=under[0], training=training, **where)  # type: ignore[arg-type]
+        return fit(network(), task(), Adv(), threat=under[0], training=training, **where)
 
     first = trained(weak, 3)
     with pytest.raises(
@@ -468,16 +463,7 @@ def test_a_change_that_does_not_fit_leaves_the_run_as_it_was(tmp_path: Path) -> 
     adam = Training(**{**vars(SHORT), "optimizer": Optimizer(kind="adam")})
     wide = nn.Sequential(nn.Flatten(), nn.Linear(36, 17), nn.ReLU(), nn.Linear(17, 2))
     with pytest.raises(CheckpointError):
-        fit(
-            wide,
-            task(),
-            Adv(),
-            threat=THREAT,
-            training=adam,
-            folder=tmp_path,
-            allow_changes=True,
-            progress=False,
-        )
+        run(training=adam, model=wide, folder=tmp_path, allow_changes=True)
     assert run(folder=tmp_path).epochs == run().epochs
 
 
@@ -508,9 +494,7 @@ def test_the_run_of_another_model_is_not_continued(
     tmp_path: Path, first: Callable[[], nn.Module], second: Callable[[], nn.Module], reason: str
 ) -> None:
     def go(model: nn.Module, **more: Any) -> atlas.training.Result:
-        return fit(
-            model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False, **more
-        )
+        return run(model=model, folder=tmp_path, **more)
 
     result, other = go(first()), second()
     given = {k: v.clone() for k, v in other.state_dict().items()}
@@ -527,7 +511,7 @@ def test_the_model_that_a_run_has_trained_is_taken_again(tmp_path: Path) -> None
     model = network()
     interrupted(SHORT, tmp_path, after=5, model=model)
     for _ in ("after a signal", "at the end"):
-        again = fit(model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path, progress=False)
+        again = run(model=model, folder=tmp_path)
         assert again.epochs == run().epochs
 
 
@@ -567,7 +551,7 @@ def test_the_best_weights_are_exported_again_from_the_state(
     best = tmp_path / "best.safetensors"
     before = best.read_bytes()
     harm(best)
-    fit(network(), task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path)
+    run(folder=tmp_path, progress=True)
     assert best.read_bytes() == before
     assert re.search(r"best.safetensors .*: exported it again", capsys.readouterr().err)
 
@@ -576,7 +560,7 @@ def test_the_weights_of_another_run_are_refused(tmp_path: Path) -> None:
     """Also those of one with the same settings, by `fit`, whose model started elsewhere."""
     run(folder=tmp_path / "run")
     run(training=replace(SHORT, seed=1), folder=tmp_path / "seed")
-    fit(network(1), task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path / "model", progress=False)
+    run(model=network(1), folder=tmp_path / "model")
     best = tmp_path / "run/best.safetensors"
     assert load_model(tmp_path / "run", network())
     for other in ("seed", "model"):
@@ -635,7 +619,7 @@ def test_a_model_that_does_not_fit_is_refused_before_anything_is_written(
     model: nn.Module, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        fit(model, task(), Adv(), threat=THREAT, training=SHORT, folder=tmp_path / "run", progress=False)
+        run(model=model, folder=tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
